@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
+from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,8 @@ import pytest
 
 from paceline.drafters.ngram import LookupOnDevice
 from paceline.engine import caution
+from paceline.runner.rounds.portable import PortableRounds
+from paceline.runner.rounds.portable_step import PortableStep
 from paceline.sampling.grammar import Grammars
 from paceline.types import Finish, Grammar, Origin, Request, Rule, SamplingParams, Speculation
 from tests.laws.test_grammars import CALLS, CHOICE, COMPACT, EOS, SIZE, TARGET, TEXT, TOKENIZER, engine
@@ -145,6 +148,31 @@ def test_filters_and_lossy_rules_draw_with_masks_in_every_round() -> None:
         rig = engine(on_device={"good": TARGET})
         run(rig, [request])
         assert all(seat.masked for seats in rig.rounds.seats for seat in seats)
+
+
+@pytest.mark.parametrize("name", ["eagle", "good"])
+def test_what_is_drafted_after_a_cut_is_what_would_be_without(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter has read the text up to the cut, and nothing behind it: its draft depends on the text alone."""
+    verify = PortableRounds._verify
+    drafts: defaultdict[tuple[int, ...], set[tuple[int, ...]]] = defaultdict(set)  # by text
+
+    def watched(self: PortableRounds, step: PortableStep) -> None:
+        for seat, drafted in zip(step.seats, step.drafted, strict=True):
+            length = int(self._state.lengths[seat.lane])
+            tokens = self._state.tokens[seat.lane, : length + drafted].tolist()
+            drafts[tuple(tokens[:length])].add(tuple(tokens[length:]))
+        verify(self, step)
+
+    monkeypatch.setattr(PortableRounds, "_verify", watched)
+    sampling = SamplingParams(temperature=0, grammar=FEW, logit_bias={EOS: -100.0}, max_tokens=40)
+    for first in (0, math.inf):
+        monkeypatch.setattr(caution, "FIRST_ROUNDS", first)
+        rig = engine(on_device={name: DRAFTERS[name]}, fixed_draft=True)
+        run(rig, [replace(asked()[1], sampling=sampling)])
+        assert bool(rig.rounds.cuts > 5) is not math.isinf(first)
+    early = [each for text, each in drafts.items() if len(text) < 40]
+    assert len(early) > 12
+    assert all(len(each) == 1 for each in early)
 
 
 def test_pages_of_a_cut_answer_serve_the_next() -> None:

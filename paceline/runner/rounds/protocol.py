@@ -110,8 +110,7 @@ class Landed(NamedTuple):
     def cut(self, count: int) -> Landed:
         """Return the outcome of a seat as if the target's own token had been the new one before token `count`."""
         features = None if self.features is None else self.features[:count]
-        tokens, scores = self.tokens[:count], self.scores[:count]
-        return self._replace(path=self.path[: max(count - 1, 0)], tokens=tokens, scores=scores, features=features)
+        return self._replace(path=self.path[: max(count - 1, 0)], tokens=self.tokens[:count], features=features)
 
 
 class Times(NamedTuple):
