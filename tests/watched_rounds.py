@@ -36,6 +36,7 @@ class WatchedRounds(PortableRounds):
         super().__init__(*args, **options)
         self.launches = 0
         self.most_in_flight = 0
+        self.cuts = 0
         self.seats: list[Sequence[Seat]] = []
         self.chunks: list[Sequence[Chunk]] = []
         self._orders: deque[Callable[[], Any]] = deque()  # what was asked for and has not been done
@@ -46,6 +47,15 @@ class WatchedRounds(PortableRounds):
         assert not any(lane in lanes for lanes, _ in self._in_flight), "a lane is rewritten under a step in flight"
         self._pages[lane] = {}
         self._orders.append(functools.partial(super().write, lane, tokens, sampler))
+
+    def cut(self, lane: int, tokens: np.ndarray, sampler: Sampler, unread: Mapping[str, int]) -> None:
+        self.cuts += 1
+        self._orders.append(functools.partial(self._cut, lane, tokens, sampler, unread))
+
+    def _cut(self, lane: int, tokens: np.ndarray, sampler: Sampler, unread: Mapping[str, int]) -> None:
+        assert self._state.tokens[lane, : len(tokens)].tolist() == tokens.tolist(), "a lane with other tokens is cut"
+        assert self._state.lengths[lane] > len(tokens), "a lane without more tokens is cut"
+        super().cut(lane, tokens, sampler, unread)
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         assert self.cache is not None

@@ -49,6 +49,7 @@ class Launched:
     seats: list[Work]
     extra: int  # chunks that only the drafter reads: first in the launch, and of no work
     crowded: bool  # too many sequences run for any to draft
+    masked: bool  # seats draw with masks
     planned: float | None  # seconds in which the host planned and launched it; None: not known
 
 
@@ -142,6 +143,8 @@ class DeviceStepper:
                 state.steps -= 1
             else:
                 state.land(read, work.samples, work.max_draft)
+            if work.unmasked and landed is not None and not state.left and not work.void:
+                landed = self._check(work, landed, launched.drafter)
             if not state.left and not work.void:
                 if landed is not None:  # else only keys and values were wanted
                     self._settle(work, landed)
@@ -177,7 +180,7 @@ class DeviceStepper:
             step.planned + now - self._landed_at,
             drafter=step.drafter if step.drafter in drafters else next(iter(drafters), None),
             batch=len(step.seats),
-            masked=len(self._masks) > 0 and any(work.sequence.sampler.grammar is not None for work in landing.works),
+            masked=step.masked,
         )
 
     def improve(self) -> bool:
@@ -199,7 +202,7 @@ class DeviceStepper:
         reading = []
         if len(seats) < len(works):
             reading = [work for work in works if not work.decodes or work.sequence.pool is not None]
-        forced = self._masks.offers(works)
+        forced, masked = self._masks.offers(works), self._masks.choose(seats)
         wanting = [work for work in seats if work.max_draft and not work.forced]
         drafter = self._choose_drafter(wanting, seats, reading)
         offers = forced | self._make_offers(wanting)
@@ -218,9 +221,11 @@ class DeviceStepper:
             context=max([len(work.sequence.tokens) + work.sequence.in_flight.most for work in works]),
         )
         planned = None if self._observed_at is None else self._clock() - self._observed_at
-        launched = Launched(ticket, drafter, reading, seats, extra=len(extra), crowded=crowded, planned=planned)
+        launched = Launched(
+            ticket, drafter, reading, seats, extra=len(extra), crowded=crowded, masked=masked, planned=planned
+        )
         self._launched.append(launched)
-        if self._masks and any(work.sequence.sampler.grammar is not None for work in seats):
+        if masked:
             self._undrawn = launched
 
     def _draw(self) -> None:
@@ -244,8 +249,10 @@ class DeviceStepper:
         for work in works:
             key = work.sequence.key
             offer, tapped, seat = offers.get(key), reads(work.sequence), kept.get(key)
-            if seat is None or seat.max_draft != work.max_draft or seat.offer != offer or seat.tapped != tapped:
-                kept[key] = seat = _seat(work, offer, price, tree=tree, tapped=tapped)
+            masked = work.sequence.caution is not None and not work.unmasked
+            wanted = work.max_draft, offer, tapped, masked
+            if seat is None or (seat.max_draft, seat.offer, seat.tapped, seat.masked) != wanted:
+                kept[key] = seat = _seat(work, offer, price, tree=tree, tapped=tapped, masked=masked)
             seats.append(seat)
         return seats
 
@@ -254,10 +261,13 @@ class DeviceStepper:
         state, span = sequence.in_flight, sequence.span
         assert span is not None
         if not state.on_device:
-            assert not state.steps, "a lane is rewritten under a step in flight"
+            assert not state.most, "a lane is rewritten under a step in flight"
             tokens = self._lanes.view(sequence.lane, len(sequence.tokens)).copy()
-            self._rounds.write(sequence.lane, tokens, sequence.sampler)
-            state.on_device, state.pages = True, 0
+            if state.pages:
+                self._rounds.cut(sequence.lane, tokens, sequence.sampler, self._hearing.unread(sequence))
+            else:
+                self._rounds.write(sequence.lane, tokens, sequence.sampler)
+            state.on_device = True
         if state.pages < len(span.pages):
             self._rounds.set_pages(sequence.lane, state.pages, span.pages[state.pages :])
             state.pages = len(span.pages)
@@ -343,6 +353,20 @@ class DeviceStepper:
         work.start = length - work.count  # where it was planned, no draft was known yet
         work.verdict, work.tokens, work.in_place = Verdict(path, tokens[-1]), tokens, True
 
+    def _check(self, work: Work, landed: Landed, drafter: str | None) -> Landed:
+        """Cut tokens that were drawn without masks before the first that the grammar does not allow. The last one that
+        is left counts as the target's own. The work is void if none is left. `drafter`: of the step."""
+        sequence, count = work.sequence, self._masks.check(work, landed.tokens)
+        if count == len(landed.tokens):
+            return landed
+        same = all(step.drafter == drafter for step in self._launched)
+        for later in (each for step in self._launched for each in step.seats if each.sequence is sequence):
+            later.void = True
+            sequence.in_flight.void(draws=True, max_draft=later.max_draft)
+        sequence.in_flight.cut(len(sequence.tokens) + count, held_for=drafter if same else None)
+        work.void = not count
+        return landed.cut(count)
+
     def _observe_draft(self, works: Seq[Work], drafter: str | None, times: Times) -> None:
         """Tell the cost model how long the drafts of a step took."""
         if drafter is None:
@@ -352,7 +376,7 @@ class DeviceStepper:
             self._governor.cost.observe_draft(drafter, tokens=drafted, depth=drafted, seconds=times.draft)
 
 
-def _seat(work: Work, offer: Offer | None, price: float, *, tree: bool, tapped: bool) -> Seat:
+def _seat(work: Work, offer: Offer | None, price: float, *, tree: bool, tapped: bool, masked: bool) -> Seat:
     speculation, sampler = work.sequence.request.speculation, work.sequence.sampler
     rule = in_use(speculation.rule)
     # A greedy drafter has no distributions, and one that knows no grammar has others than the masked ones. The coupled
@@ -361,5 +385,4 @@ def _seat(work: Work, offer: Offer | None, price: float, *, tree: bool, tapped: 
     if (rule.wants_probs and (tree or one_way)) or (rule.lossless and one_way):
         rule = Rule.COUPLED
     threshold = speculation.threshold or rule.threshold or 0.0
-    masked = sampler.grammar is not None
     return Seat(work.sequence.lane, work.max_draft, offer, price, rule, threshold, speculation.p_min, tapped, masked)

@@ -176,7 +176,7 @@ class Governor:
     def _grammars_reason(self, sequence: Sequence) -> Off | None:
         """Return why nothing is drafted; None: the grammar is quick enough."""
         grammar = sequence.sampler.grammar
-        if grammar is not None and grammar.slow:
+        if grammar is not None and grammar.slow and sequence.draws_masked:
             return Off(OffKind.GRAMMAR, "the grammar's masks take long: the tokens of a draft would wait for them")
         return None
 
@@ -211,7 +211,7 @@ class Governor:
         batch = len(sequences)
         resting = self._resting(drafters, batch=batch)
         awake = [name for name in drafters if name not in resting] if self._weighs_cost else []
-        masked = any(sequence.sampler.grammar is not None for sequence in sequences)
+        masked = any(each.caution.rounds for each in sequences if each.caution is not None)
         seconds = self._round_seconds(awake, batch=batch, masked=masked)
         return resting | self._on_trial([name for name in awake if name not in seconds], batch=batch), seconds
 

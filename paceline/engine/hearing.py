@@ -30,7 +30,7 @@ class Hearing:
         """Make chunks with which a head reads held states of sequences that have decoded plainly."""
         if drafter is None or drafter not in self.heads:
             return []
-        usual = 1 + longest_draft(self._rounds.drafters[drafter], self._rounds.max_draft)  # read by a draft itself
+        usual = self._usual(drafter)
         plain = [work for work in seats if not work.sequence.in_flight.drafts]  # a draft reads what is held itself
         lags = [(work, _unheard(work.sequence)) for work in plain if work.sequence.drafter == drafter]
         full = any(lag >= self.heads[drafter] - usual for _, lag in lags)
@@ -48,6 +48,25 @@ class Hearing:
             follower.reach(end)
         if end > heard:
             state.heard = end
+
+    def unread(self, sequence: Sequence) -> dict[str, int]:
+        """Count, after a cut, the held states before the last token that the sequence's drafter has to read: at least
+        one, with which a draft begins. Empty: they were lost, or held for another drafter."""
+        state, drafter = sequence.in_flight, sequence.in_flight.held_for
+        if drafter is None or drafter != sequence.drafter:
+            return {}
+        if drafter not in self.heads:
+            return {drafter: 1}
+        last = len(sequence.tokens) - 1
+        unread, room = max(last - state.heard, 1), self.heads[drafter] - 2 * self._usual(drafter)
+        if unread <= room:  # two rounds have held states behind the cut, in the place of the oldest
+            return {drafter: unread}
+        state.heard = last
+        return {}
+
+    def _usual(self, drafter: str) -> int:
+        """Return the number of states that a round adds at most, and that a draft itself reads."""
+        return 1 + longest_draft(self._rounds.drafters[drafter], self._rounds.max_draft)
 
 
 def _unheard(sequence: Sequence) -> int:

@@ -26,6 +26,7 @@ class InFlight:
     on_device: bool = False  # the device's lane has all of the host's tokens, and perhaps later ones
     pages: int = 0  # entries of the page table that the device has
     drafts: bool = False  # the device's drafter drafts for it in the latest launch
+    held_for: str | None = None  # since the sequence was cut: the drafter for which hidden states are held
     heard: int = 0  # positions before this one whose hidden states the device's head has read
     follower: Follower | None = None  # positions that the device's drafter will have read when the next launch runs
 
@@ -45,10 +46,19 @@ class InFlight:
         self.most -= draws + max_draft
 
     def void(self, *, draws: bool, max_draft: int) -> None:
-        """Note that a step in flight adds nothing to the sequence, whose lane stays as it was."""
+        """Note that a step in flight adds nothing to the sequence."""
         self.least -= draws
         self.most -= draws + max_draft
         self.drafts = False
+
+    def cut(self, length: int, *, held_for: str | None) -> None:
+        """Note that the sequence has `length` tokens, and the device's lane has others behind them, which drafters may
+        have read. Every step in flight is void. `held_for`: the drafter for which all of them held hidden states."""
+        assert not self.most, "a sequence is cut before a step in flight that adds to it"
+        self.on_device, self.held_for = False, held_for
+        self.heard = min(self.heard, length - 1)
+        if self.follower is not None:
+            self.follower.known = min(self.follower.known, length - 1)
 
     def unread(self, length: int) -> range | None:
         """Return the positions that the drafter must read before the next launch can draft. The host knows `length`

@@ -1,14 +1,16 @@
-"""Grammars of sequences on a device: their masks are computed on the host, while the device verifies.
+"""Grammars of sequences on a device: which rounds draw with masks (`engine.caution`), and these masks. Tokens of other
+rounds are checked when they have landed.
 
-The pass of a step needs the tokens of the step before, which the device has; only drawing needs the masks. So a step
-with grammars flies like any other, and `draw` brings the masks of all its rows, those behind drafted tokens included.
+The host computes masks while the device verifies. The pass of a step needs the tokens of the step before, which the
+device has; only drawing needs the masks. So a step with masks flies like any other, and `draw` brings those of all its
+rows, also behind drafted tokens.
 
     host      collect 1, emit │ masks of 2 │ draw 2 │ plan and launch 3 │ collect 2, emit │ masks of 3 │ …
     device    draft and verify 2 ··················│ draw 2 │ draft and verify 3 ················· │ draw 3
 
 A usual mask takes a hundredth of a step; those of a step are computed one after the other. A grammar with slow masks
-takes part in a step only once its last token has landed and a worker has computed the mask. If a mask is missing when
-the others are there, its sequence draws nothing in this step; nobody waits for it.
+takes part in such a step only once its last token has landed and a worker has computed the mask. If a mask is missing
+when the others are there, its sequence draws nothing in this step; nobody waits for it.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 import numpy as np
 
+from paceline.engine.caution import caution_for
 from paceline.engine.scheduler import Work
 from paceline.engine.sequence import Sequence
 from paceline.runner.rounds.protocol import Offer, Rounds, Ticket
@@ -47,6 +50,7 @@ class Masks:
         if sequence.sampler.grammar is not None:
             self._running.add(sequence.key)
             sequence.sampler.grammar.beside = True
+            sequence.caution = caution_for(filters=sequence.sampler.filters, rule=sequence.request.speculation.rule)
             self._ask(sequence)
 
     def stop(self, sequence: Sequence) -> None:
@@ -57,16 +61,13 @@ class Masks:
         """Leave the next masks of sequences whose grammars are slow to workers."""
         for sequence in sequences if self._running else ():
             grammar = sequence.sampler.grammar
-            if grammar is not None and grammar.slow and sequence.finish is None:
+            if grammar is not None and grammar.slow and sequence.draws_masked and sequence.finish is None:
                 self._ask(sequence)
 
     def ready(self, sequence: Sequence) -> bool:
-        """Return True if the sequence can take part in the next step. With a token in flight, its mask must be quick.
-        A mask from a worker may also say that the sequence has ended: then its `finish` is set."""
-        grammar = sequence.sampler.grammar
-        if grammar is None:
-            return True
-        return not grammar.slow if sequence.in_flight.least else self.has(sequence)
+        """Return True if a sequence that draws with masks can take part in the next step. With a token in flight, its
+        mask must be quick. A mask from a worker may also say that the sequence has ended: then its `finish` is set."""
+        return not _grammar(sequence).slow if sequence.in_flight.least else self.has(sequence)
 
     def has(self, sequence: Sequence) -> bool:
         """Return True if no worker computes the mask for the sequence's next token. One that has done so may find that
@@ -102,6 +103,25 @@ class Masks:
                 offers[sequence.key] = Offer(len(sequence.tokens), forced)
         return offers
 
+    def choose(self, seats: Iterable[Work]) -> bool:
+        """Decide, for the seats of a step that is launched, which draw with masks. Returns whether some do."""
+        some = False
+        for work in seats if self._running else ():
+            if (caution := work.sequence.caution) is not None:
+                work.unmasked = not caution.launch()
+                some = some or not work.unmasked
+        return some
+
+    def check(self, work: Work, tokens: Seq[int]) -> int:
+        """Count the first of the tokens of a work, drawn without masks, that the grammar allows."""
+        grammar, caution = _grammar(work.sequence), work.sequence.caution
+        assert caution is not None, "a sequence with a grammar runs without caution"
+        count = grammar.fitting(tokens)
+        (caution.passed if count == len(tokens) else caution.cut)()
+        if not count and grammar.slow:
+            self._ask(work.sequence)
+        return count
+
     def draw(self, ticket: Ticket, seats: Seq[Work]) -> list[Work]:
         """Compute the masks of a step, and have its tokens drawn. Every step before has landed. Returns the works that
         draw nothing: they have ended, or a worker must compute their masks."""
@@ -114,7 +134,13 @@ class Masks:
             if self._goes_on(sequence, sequence.sampler.fill(branches, sheet)):
                 drawing.append(index)
         self._rounds.draw(ticket, drawing)
-        return [] if len(drawing) == len(drafts) else [seats[index] for index in drafts if index not in drawing]
+        if len(drawing) == len(drafts):
+            return []
+        missing = [seats[index] for index in drafts if index not in drawing]
+        for work in missing:
+            if work.sequence.caution is not None:
+                work.sequence.caution.repeat()
+        return missing
 
     def _goes_on(self, sequence: Sequence, outlook: Outlook) -> bool:
         """Return True if tokens may follow. Otherwise the sequence ends, or a worker finds out."""

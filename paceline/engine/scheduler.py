@@ -54,7 +54,8 @@ class Work:
     root: int = 0  # index of the last committed token's output; the outputs of the draft follow
     drawn: bool = False  # the forward pass itself draws the target's tokens
     verdict: Verdict | None = None  # set when the step lands; None: nothing was drawn
-    void: bool = False  # a seat of a device's round that draws nothing, because its mask is not there
+    unmasked: bool = False  # a seat of a device's round with a grammar that checks its tokens when they have landed
+    void: bool = False  # a seat of a device's round that adds nothing: its mask is not there, or the text was cut
     in_place: bool = False  # the device has moved keys and values of accepted nodes to their positions
     tokens: Seq[
         int
@@ -126,7 +127,8 @@ class Scheduler:
         ready: Callable[[Sequence], bool] = lambda sequence: True,
     ) -> None:
         """`knows` returns whether a sequence can use a page of the prefix cache; if not, the page is computed again.
-        `ready` returns whether a sequence with a grammar can take part in the next step; if not, it is left out."""
+        `ready` returns whether a sequence that draws with masks can take part in the next step; if not, it is left
+        out."""
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
         self.leaving: list[Sequence] = []  # ended while in flight
@@ -241,7 +243,7 @@ class Scheduler:
             state = sequence.in_flight
             if state.least and len(sequence.tokens) + state.least >= sequence.max_length:
                 continue  # steps in flight complete it even if they accept no drafted token
-            if sequence.sampler.grammar is not None and not self._ready(sequence):
+            if sequence.caution is not None and sequence.caution.rounds and not self._ready(sequence):
                 continue
             todo = 1 if state.most else sequence.todo
             if todo == 1:

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from paceline.drafters.prediction import Trail
+from paceline.engine.caution import Caution
 from paceline.engine.in_flight import InFlight
 from paceline.engine.pace import Pace
 from paceline.engine.pooling import Pool
@@ -48,6 +49,7 @@ class Sequence:
     lane: int = -1
     span: Span | None = None
     in_flight: InFlight = field(default_factory=InFlight)
+    caution: Caution | None = None  # of a sequence with a grammar that runs on a device
     finish: Finish | None = None
     stopped_by: str | int | None = None
     error: str | None = None  # error of this sequence alone
@@ -89,6 +91,11 @@ class Sequence:
     def waits_for_scores(self) -> bool:
         """True as long as the first sample scores the prompt, whose pages and scores the other samples then share."""
         return self.sample > 0 and self.scores_prompt
+
+    @property
+    def draws_masked(self) -> bool:
+        """True if its next tokens on a device are drawn with the masks of a grammar."""
+        return self.caution is not None and self.caution.rounds > 0
 
     @property
     def pace(self) -> Pace:

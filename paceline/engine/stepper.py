@@ -55,7 +55,8 @@ class Stepper(Protocol):
         """Return whether this sequence can use a page of the prefix cache; if not, the page is computed again."""
 
     def ready(self, sequence: Sequence) -> bool:
-        """Return whether a running sequence with a grammar can take part in the next step; if not, the others go on.
+        """Return whether a running sequence that draws with masks can take part in the next step; if not, the others
+        go on.
 
         May set `finish` of a sequence that turns out to be complete, or cannot go on."""
 

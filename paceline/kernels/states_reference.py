@@ -35,11 +35,10 @@ class HeldStates:
     _buffers: dict[tuple[str, int], Tensor] = field(default_factory=dict)
 
     @classmethod
-    def empty(
-        cls, *, lanes: int, capacity: int, width: int, dtype: torch.dtype, device: torch.device | str
-    ) -> HeldStates:
-        ends, counts = (torch.zeros(lanes + 1, dtype=torch.int32, device=device) for _ in range(2))
-        return cls(torch.zeros((lanes + 1, capacity, width), dtype=dtype, device=device), ends, counts)
+    def empty(cls, table: Tensor, *, capacity: int, width: int, dtype: torch.dtype) -> HeldStates:
+        """Hold nothing yet. `table` int32 [2, lanes + 1] becomes `ends` and `counts`."""
+        ends, counts = table
+        return cls(torch.zeros((len(ends), capacity, width), dtype=dtype, device=table.device), ends, counts)
 
     def buffer(self, name: str, rows: int) -> Tensor:
         """Return scratch memory [rows, width] with one address for all row counts up to the same power of two."""

@@ -130,6 +130,19 @@ class GrammarState:
                     return count, Finish.STOP
         return len(tokens), None
 
+    def fitting(self, tokens: Sequence[int]) -> int:
+        """Count the first of some tokens that were drawn without masks: those that the grammar allows. A matcher that
+        ran into a limit starts over; if it does so again, none counts. Nor does an end of a slow grammar's text: `fits`
+        would need the mask there."""
+        with self._lock:
+            path = tuple(tokens)
+            if self.slow:
+                path = path[: self._first_end(path)]
+            if not self._walk(path) and self._matcher.is_error():
+                self._renew()
+                self._walk(path)
+            return 0 if self._lost or self._matcher.is_error() else len(self._path)
+
     def advance(self, tokens: Sequence[int]) -> None:
         """Follow tokens that were committed. A matcher that ran into a limit is led to them by the next look."""
         path = tuple(tokens)
@@ -170,8 +183,7 @@ class GrammarState:
         with an end. The mask behind the last token is not needed. A matcher at a limit says nothing: the next look at
         it finds out."""
         with self._lock:
-            if not self._grammars.eos_ids.isdisjoint(path):
-                count = next(i for i, token in enumerate(path) if token in self._grammars.eos_ids)
+            if (count := self._first_end(path)) is not None:
                 mask = self._look(path[:count])
                 if mask is not None and not self.goes_on(mask):
                     return count, Finish.STOP
@@ -181,6 +193,11 @@ class GrammarState:
             if not fits:
                 return len(self._path), Finish.ERROR
             return len(path), Finish.STOP if stopped else None
+
+    def _first_end(self, path: Path) -> int | None:
+        """Return the place of the first end-of-sequence token; None: there is none."""
+        ends = self._grammars.eos_ids
+        return None if ends.isdisjoint(path) else next(i for i, token in enumerate(path) if token in ends)
 
     def _look(self, path: Path) -> np.ndarray | None:
         """Return a mask. An error may come from earlier queries, so only one after a fresh start counts."""

@@ -6,6 +6,8 @@ import math
 
 import pytest
 
+from paceline.engine import caution
+from paceline.runner.rounds.portable import PortableRounds
 from paceline.types import Grammar, Request, SamplingParams
 from tests.calls import count_calls
 from tests.laws.test_grammars import TARGET, TOKENIZER
@@ -15,6 +17,7 @@ from tests.runs import prompt
 STEPS = 4  # within one page of each sequence
 HOST = ("paceline/engine/", "paceline/sampling/")
 FREE = Grammar.regex("[a-z]{900,}")
+LETTERS = {token: 100.0 for letter in "abcdefgh" for token in TOKENIZER.encode(letter, add_bos=False)}
 
 
 def calls_in(batch: int, grammar: Grammar | None) -> int:
@@ -22,7 +25,9 @@ def calls_in(batch: int, grammar: Grammar | None) -> int:
     limits = {"max_sequences": batch, "max_draft_batch": batch, "max_step_tokens": 512}
     rig = build("toy", forward=TARGET.forward("toy", num_pages=160), tokenizer=TOKENIZER, on_device={}, **limits)
     for i in range(batch):
-        sampling = SamplingParams(temperature=0, max_tokens=40, ignore_eos=grammar is None, grammar=grammar)
+        sampling = SamplingParams(
+            temperature=0, max_tokens=40, ignore_eos=grammar is None, grammar=grammar, logit_bias=LETTERS
+        )
         rig.engine.submit(Request(id=f"{i}", prompt=prompt(18, seed=i), sampling=sampling))
     for _ in range(4):
         rig.engine.step()
@@ -37,3 +42,12 @@ def test_a_grammar_takes_few_calls_of_each_step(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("paceline.sampling.grammar_state.MAX_INLINE_SECONDS", math.inf)
     with_it, without = ((calls_in(8, grammar) - calls_in(2, grammar)) / 6 / STEPS for grammar in (FREE, None))
     assert with_it - without <= 23
+
+
+def test_a_round_without_masks_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is computed, and the grammar reads the tokens in one call."""
+    monkeypatch.setattr("paceline.sampling.grammar_state.MAX_INLINE_SECONDS", math.inf)
+    monkeypatch.setattr(caution, "FIRST_ROUNDS", 0)
+    monkeypatch.setattr(PortableRounds, "sheet", None)
+    with_it, without = ((calls_in(8, grammar) - calls_in(2, grammar)) / 6 / STEPS for grammar in (FREE, None))
+    assert with_it - without <= 20

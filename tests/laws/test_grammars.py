@@ -15,7 +15,7 @@ from paceline.drafters.ngram import NgramDrafter
 from paceline.errors import InvalidRequest
 from paceline.types import Finish, Grammar, Origin, Request, Rule, SamplingParams, Speculation
 from tests.odd_drafters import Scripted
-from tests.rig import Made, Rig, always, build, model_drafter
+from tests.rig import DeviceRig, Made, Rig, always, build, model_drafter
 from tests.runs import Key, Told, plain, prompt, run, tokens_of
 from tests.text.vocabularies import PERSON, byte_level_tokenizer
 from tests.tiny_models import Model
@@ -63,9 +63,17 @@ def asked(rule: Rule = Rule.COUPLED, **changes: Any) -> list[Request]:
     ]
 
 
-def engine(drafters: Mapping[str, Made] | None = None, *, backend: str = "toy", **options: Any) -> Rig:
-    forward = TARGET.forward(backend, num_pages=160)
-    return build(backend, drafters, forward=forward, tokenizer=TOKENIZER, eos_ids=(EOS,), **options)
+def engine(
+    drafters: Mapping[str, Made] | None = None,
+    *,
+    backend: str = "toy",
+    on_device: Mapping[str, DeviceRig] | None = None,
+    **options: Any,
+) -> Rig:
+    taps = sorted({tap for made in (on_device or {}).values() for tap in getattr(made, "taps", ())})
+    forward = TARGET.forward(backend, num_pages=160, taps=taps)
+    options |= {"tokenizer": TOKENIZER, "eos_ids": (EOS,), "on_device": on_device}
+    return build(backend, drafters, forward=forward, **options)
 
 
 @functools.cache

@@ -162,7 +162,7 @@ class Grid:
         beside, alone = self._offering(able)
         masked = [replace(bucket, masks=True) for bucket in able if not bucket.longest]
         masked += [replace(bucket, masks=True, offers=self._longest_offer()) for bucket in able if bucket.draft]
-        rest = [replace(bucket, masks=masks) for masks in (True, False) for bucket in (*beside, *alone)]
+        rest = [replace(bucket, masks=masks) for masks in (False, True) for bucket in (*beside, *alone)]
         largest, *others = self.contexts()
         general = [(buckets, [largest]) for buckets in (plain, drafting, able, masked)]
         later = [(plain, others), (drafting, others), (rest, [largest]), (partial, [*others, largest])]

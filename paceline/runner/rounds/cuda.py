@@ -95,11 +95,19 @@ class CudaRounds:
         self._recorder = Recorder(device) if graphs else None
         self._graphs = Graphs(self._make, has_room=self._has_room)
         scratch = target.kv.scratch_page
-        self._state = DeviceState(lanes=lanes, width=width, scratch_page=scratch, device=device, max_draft=max_draft)
+        self._state = DeviceState(
+            lanes=lanes,
+            width=width,
+            scratch_page=scratch,
+            device=device,
+            max_draft=max_draft,
+            holding=len(self.tapping),
+        )
         self._changes = Changes(self._state, vocab_size=target.vocab_size)
         self._upload = Upload(device)
         self._scorer = Scorer(self._state, score, pdl=target.decoder.pdl)
-        self._held = {name: self._no_states(self.drafters[name]) for name in self.tapping}  # by drafter
+        tables = zip(self.tapping, self._state.held, strict=True)
+        self._held = {name: self._no_states(self.drafters[name], table) for name, table in tables}  # by drafter
         self._read = ChunkReader(target, self._state, self._upload, self._scorer)
         self._wanted = WantedBuckets(self._grid, self.drafters, self._scorer, vocab_size=target.vocab_size)
         self._masks = MaskTables(target.vocab_size, device)
@@ -162,6 +170,9 @@ class CudaRounds:
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
         self._changes.write(lane, tokens, sampler)
         self._wanted.write(lane, sampler)
+
+    def cut(self, lane: int, tokens: np.ndarray, sampler: Sampler, unread: Mapping[str, int]) -> None:
+        self._changes.cut(lane, tokens, sampler, [unread.get(name, 0) for name in self.tapping])
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         self._changes.set_pages(lane, first, pages)
@@ -279,15 +290,11 @@ class CudaRounds:
         length = self._grid.draft(draft, finds_fewer=by is None or looks_up(by))
         return self._seconds[length, (drafter if by else OFFERED) if length else None].near(batch)
 
-    def _no_states(self, drafter: DeviceDrafter) -> HeldStates:
+    def _no_states(self, drafter: DeviceDrafter, table: torch.Tensor) -> HeldStates:
         decoder = self._target.decoder
-        return HeldStates.empty(
-            lanes=self._state.dummy,
-            capacity=held_by(drafter, self.max_draft),
-            width=len(taps_of(drafter)) * decoder.config.hidden_size,
-            dtype=decoder.dtype,
-            device=decoder.device,
-        )
+        width = len(taps_of(drafter)) * decoder.config.hidden_size
+        capacity = held_by(drafter, self.max_draft)
+        return HeldStates.empty(table, capacity=capacity, width=width, dtype=decoder.dtype)
 
     @rehearsal()
     def _read_dummies(self, most: int, contexts: Sequence[int] = ()) -> None:

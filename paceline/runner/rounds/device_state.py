@@ -3,6 +3,7 @@
     tokens   [lanes + 1, width]   committed tokens, then the draft being verified
     lengths  [lanes + 1]          number of committed tokens
     pages    [lanes + 1, pages]   page table
+    held     [drafters, 2, lanes + 1]   which hidden states are held, see kernels/states_reference.py
     parents  [lanes + 1, nodes]   the node that each node of a drafted tree follows, see Draft; rounds alone write it
 
 The host writes a lane when a sequence starts, or when the host itself has changed it; in between, rounds advance tokens
@@ -36,13 +37,21 @@ class DeviceState:
     """The tables. Implements TreeLanes of kernels/tree_reference.py."""
 
     def __init__(
-        self, *, lanes: int, width: int, scratch_page: int, device: torch.device | str, max_draft: int = 0
+        self,
+        *,
+        lanes: int,
+        width: int,
+        scratch_page: int,
+        device: torch.device | str,
+        max_draft: int = 0,
+        holding: int = 0,
     ) -> None:
+        """`holding`: number of drafters for which hidden states are held."""
         self.dummy = lanes
         self.scratch_page = scratch_page
         self.device = torch.device(device)
         count, pages = lanes + 1, -(-width // PAGE_SIZE)
-        sizes = [2 * count, *[count] * 11, count * pages, count * width]
+        sizes = [2 * count, *[count] * 11, count * pages, count * width, holding * 2 * count]
         where, total = places(sizes)
         self.memory = torch.zeros(total, dtype=torch.int32, device=device)
         tables = [self.memory[place] for place in where]
@@ -61,6 +70,7 @@ class DeviceState:
         self.lengths = tables[11]
         self.pages = tables[12].view(count, pages)
         self.tokens = tables[13].view(count, width)
+        self.held = tables[14].view(holding, 2, count)  # `ends` and `counts` of HeldStates
         self.marks = torch.zeros((count, 0), dtype=torch.int32, device=device)
         self.bias = torch.zeros((count, 0), device=device)
         self.top_p.fill_(1.0)
@@ -137,12 +147,26 @@ class Changes:
         if edits:
             state.make_tables(self._vocab_size)
         if edits & (Edits.PENALISES | Edits.WAITS):
-            marks = np.bincount(tokens[prompt:], minlength=self._vocab_size).astype(np.int32)
-            marks[tokens[:prompt]] |= IN_PROMPT
-            marks[sampler.stops] |= IS_STOP
-            self._set_row("marks", lane, marks)
+            self._write_marks(lane, tokens, sampler)
         if sampler.additive is not None:
             self._set_row("bias", lane, sampler.additive.numpy())
+
+    def cut(self, lane: int, tokens: np.ndarray, sampler: Sampler, unread: Sequence[int]) -> None:
+        """Cut a lane to these tokens, which it has: only what rounds have advanced is written. `unread`: for each
+        drafter with held states, how many before the last token are to be read; 0: they are useless."""
+        self._add(self._state.lengths, lane, 0, [len(tokens)])
+        for (ends, counts), count in zip(self._state.held, unread, strict=True):
+            self._add(ends, lane, 0, [len(tokens) - 1 if count else 0])
+            self._add(counts, lane, 0, [count])
+        if edits_of(sampler) & Edits.PENALISES:
+            self._write_marks(lane, tokens, sampler)
+
+    def _write_marks(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
+        prompt = len(tokens) - sampler.output_tokens
+        marks = np.bincount(tokens[prompt:], minlength=self._vocab_size).astype(np.int32)
+        marks[tokens[:prompt]] |= IN_PROMPT
+        marks[sampler.stops] |= IS_STOP
+        self._set_row("marks", lane, marks)
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         """Write pages to a lane's table, from entry `first` on."""

@@ -77,6 +77,7 @@ class PortableRounds:
             scratch_page=forward.kv.num_pages,
             device=device,
             max_draft=max_draft,
+            holding=len(self.tapping),
         )
         self._changes = Changes(self._state, vocab_size=forward.vocab_size)
         self._upload = Upload(self._state.device)
@@ -87,6 +88,9 @@ class PortableRounds:
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
         self._changes.write(lane, tokens, sampler)
         self._scorer.write(lane, sampler)
+
+    def cut(self, lane: int, tokens: np.ndarray, sampler: Sampler, unread: Mapping[str, int]) -> None:
+        self._changes.cut(lane, tokens, sampler, [unread.get(name, 0) for name in self.tapping])
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         self._changes.set_pages(lane, first, pages)

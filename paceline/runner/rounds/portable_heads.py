@@ -29,13 +29,9 @@ class PortableStates:
         hidden = forward.embed(torch.zeros(1, dtype=torch.int32)).shape[1] if self._drafters else 0
         self._held = {
             name: states.HeldStates.empty(
-                lanes=state.dummy,
-                capacity=held_by(by, max_draft),
-                width=len(taps_of(by)) * hidden,
-                dtype=torch.float32,
-                device=state.device,
+                table, capacity=held_by(by, max_draft), width=len(taps_of(by)) * hidden, dtype=torch.float32
             )
-            for name, by in self._drafters.items()
+            for (name, by), table in zip(self._drafters.items(), state.held, strict=True)
         }
 
     def hold(

@@ -107,6 +107,11 @@ class Landed(NamedTuple):
     def accepted(self) -> int:
         return len(self.path)
 
+    def cut(self, count: int) -> Landed:
+        """Return the outcome of a seat as if the target's own token had been the new one before token `count`."""
+        features = None if self.features is None else self.features[:count]
+        return self._replace(path=self.path[: max(count - 1, 0)], tokens=self.tokens[:count], features=features)
+
 
 class Times(NamedTuple):
     """Seconds that the device took; 0.0 where unknown."""
@@ -134,6 +139,13 @@ class Rounds(Protocol):
         """Write a sequence to a lane, or rewrite one that the host has changed: tokens int32 [length], sampling.
 
         The lane has no pages until they are set."""
+
+    def cut(self, lane: int, tokens: np.ndarray, sampler: Sampler, unread: Mapping[str, int]) -> None:
+        """Cut a lane to these tokens, int32 [length]: it has them and others behind them, or will have them when all
+        launched steps have run. Its pages stay.
+
+        `unread`: by drafter, how many of the hidden states held before the last token are to be read. For drafters that
+        are not there they are useless, until a step has held some again."""
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         """Set entries `first`, first + 1, … of the lane's page table."""

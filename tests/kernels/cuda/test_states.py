@@ -26,7 +26,8 @@ def lanes_of(device: torch.device) -> DeviceState:
 
 
 def no_states(device: torch.device) -> HeldStates:
-    return HeldStates.empty(lanes=LANES, capacity=CAPACITY, width=WIDTH, dtype=torch.float32, device=device)
+    table = torch.zeros((2, LANES + 1), dtype=torch.int32, device=device)
+    return HeldStates.empty(table, capacity=CAPACITY, width=WIDTH, dtype=torch.float32)
 
 
 def held_by_both(device: torch.device) -> Iterator[tuple[str, DeviceState, HeldStates]]:
