@@ -48,6 +48,7 @@ from paceline.kernels.cuda.partials import (
     merge_splits,
     merged,
     nothing,
+    path_slots,
     settled,
     slots_of,
     write,
@@ -161,10 +162,11 @@ class Attention:
         narrow = head_dim <= 64 and block_m == 16
         count, size = seats * blocks * kv_heads, keys.itemsize
         programs, warps, stages = self._division(count, splits, block_m, size, narrow=narrow)
+        paths = 1 if tails is None else self._paths(count * programs, max_rows)
         solo = programs == 1
         if programs > 1:
-            self.reserve(count, splits * block_m * (padded + 2))
-        _attend[(seats * blocks, kv_heads, programs)](
+            self.reserve(count, splits * block_m * (padded + 2), counters=count * paths)
+        _attend[(seats * blocks, kv_heads, programs * paths)](
             queries,
             keys,
             values,
@@ -189,6 +191,7 @@ class Attention:
             queries.numel() // rotating.parts,
             blocks,
             splits,
+            paths,
             HEADS=heads,
             KV_HEADS=kv_heads,
             HEAD_DIM=head_dim,
@@ -213,12 +216,12 @@ class Attention:
         )
         return out
 
-    def reserve(self, blocks: int, partial: int) -> None:
+    def reserve(self, blocks: int, partial: int, *, counters: int) -> None:
         """Reserve scratch memory for `blocks` of `partial` floats each. It cannot grow while a graph is captured."""
-        if self.counters.numel() < blocks:
+        if self.counters.numel() < counters:
             self._outgrown.append(self.counters)
             self._may_grow()
-            self.counters = torch.zeros(blocks, dtype=torch.int32, device=self.device)
+            self.counters = torch.zeros(counters, dtype=torch.int32, device=self.device)
         if self.partials.numel() < blocks * partial:
             self._outgrown.append(self.partials)
             self._may_grow()
@@ -240,6 +243,10 @@ class Attention:
         warps = 8 if long else 2 if narrow and blocks > SHARED else 4
         return programs, self.warps or warps, self.stages or stages
 
+    def _paths(self, programs: int, leaves: int) -> int:
+        """Choose how many programs share the paths of a tree, of at most `leaves`, where a chain has `programs`."""
+        return max(1, min(leaves, (self.fill or SHARED) // programs))
+
     @staticmethod
     def _splits(split: int, max_context: int, window: int, rows: int) -> int:
         """Count the splits that a block of `rows` rows may see."""
@@ -258,11 +265,11 @@ def block_for(group: int, max_rows: int, *, most: int = 32) -> int:
 
 
 @triton.jit(
-    do_not_specialize=["window", "angles", "pages", "depth", "splits"]
+    do_not_specialize=["window", "angles", "pages", "depth", "splits", "paths"]
 )  # they vary from call to call, and a compilation takes seconds
 def _attend(
     queries, keys, values, out, row_starts, positions, page_table, lanes, bases, tails, leads, slots, cos, sin,
-    partials, counters, scale, window, angles, pages, depth, size, blocks, splits,
+    partials, counters, scale, window, angles, pages, depth, size, blocks, splits, paths,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr,
     TILE: tl.constexpr, TILES: tl.constexpr, TAIL: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
     LANES: tl.constexpr, TREE: tl.constexpr, SOLO: tl.constexpr, EARLY: tl.constexpr, TURN: tl.constexpr,
@@ -276,7 +283,13 @@ def _attend(
     seat = tl.program_id(0) // blocks
     head = tl.program_id(1)
     me = tl.program_id(2)
-    start = settled(row_starts + seat) + (tl.program_id(0) % blocks) * ROWS
+    programs = tl.num_programs(2)
+    if TREE:
+        mine = me % paths
+        me //= paths
+        programs //= paths
+    begin = settled(row_starts + seat)
+    start = begin + (tl.program_id(0) % blocks) * ROWS
     stop = settled(row_starts + seat + 1)
     lane = settled(lanes + seat) if LANES else seat
     table = page_table + lane.to(tl.int64) * pages
@@ -296,17 +309,29 @@ def _attend(
         at = settled(positions + member, new, 0)
         new_slot = settled(slots + member, new, -1)
 
+    if TREE:  # rows on the paths of this program
+        base = settled(bases + seat)
+        lead = settled(leads + row, valid, NOBODY)
+        valid = valid & ((lead - begin) % paths == mine)
+        place = tl.where(valid, place, -1)
+        lead = tl.where(valid, lead, NOBODY)
+        mask = valid[:, None] & (d < HEAD_DIM)[None, :]
     end = tl.max(place, 0) + 1  # past the last position of the block
     low = end * 0  # the first position that any of its rows sees
     if WINDOW:
         low = tl.maximum(tl.min(tl.where(valid, place, 1 << 30), 0) - window + 1, 0)
     first = low // SPLIT
     count = tl.minimum(tl.maximum(tl.cdiv(end, SPLIT) - first, 1), splits)
-    each = tl.cdiv(count, tl.num_programs(2))  # splits of a program
+    each = tl.cdiv(count, programs)  # splits of a program
     from_ = tl.maximum((first + me * each) * TILES, low // TILE)
     past = tl.minimum((first + tl.minimum((me + 1) * each, count)) * TILES, tl.cdiv(end, TILE))
     keys += head * (PAGE * HEAD_DIM)
     values += head * (PAGE * HEAD_DIM)
+    shared = past  # past the last tile whose slots all rows share
+    if TREE:
+        shared = tl.minimum(tl.maximum(tl.where(base < end, base // TILE, past), from_), past)
+        main = tl.min(lead, 0)
+        tail_slot = path_slots(table, shared * TILE + tl.arange(0, TILE), tails, main, end, base, depth, pages, PAGE)
     if PDL:
         tl.extra.cuda.gdc_wait()
 
@@ -321,7 +346,7 @@ def _attend(
         new_v = whole(queries + (source + KV_HEADS * HEAD_DIM)[:, None] + d[None, :], stored, size, kind, PARTS)
     else:
         q = tl.load(queries + cell, mask=mask, other=0.0)
-    if (start >= stop) | (me * each >= count):
+    if (end == 0) | (me * each >= count):
         return
     if TURN:  # store the new rows of the positions that this program reads
         target = (new_slot // PAGE).to(tl.int64) * (KV_HEADS * PAGE) + new_slot % PAGE
@@ -330,14 +355,13 @@ def _attend(
         tl.store(values + target, narrowed(new_v, values, LIMIT), mask=stored)
         tl.debug_barrier()  # all threads have stored before any reads
     block = tl.program_id(0) * KV_HEADS + head
+    counter = counters + block
+    if TREE:
+        counter = counters + block * paths + mine
     partials += block.to(tl.int64) * splits * (BLOCK_M * (PADDED + 2))
 
     whole_peak, whole_total, whole_acc = nothing(BLOCK_M, PADDED)
     peak, total, acc = nothing(BLOCK_M, PADDED)
-    shared = past  # past the last tile whose slots all rows share
-    if TREE:
-        base = tl.load(bases + seat)
-        shared = tl.minimum(tl.maximum(tl.where(base < end, base // TILE, past), from_), past)
     if not EARLY:
         slot = slots_of(table, from_, pages, TILE, PAGE, False)
     for tile in range(from_, shared):
@@ -354,7 +378,6 @@ def _attend(
         )  # fmt: skip  # a name a line would hide the shape
         slot = next_slot
     if TREE:
-        lead = tl.load(leads + row, mask=valid, other=NOBODY)
         for tile in range(shared, past):
             if (tile % TILES == 0) & (tile > from_):  # a split ended
                 if SOLO:
@@ -363,9 +386,11 @@ def _attend(
                     keep(partials, tile // TILES - 1 - first, valid, peak, total, acc, BLOCK_M, PADDED)
                 peak, total, acc = nothing(BLOCK_M, PADDED)
             peak, total, acc = add_tail(
-                tile, table, pages, q, keys, values, place, lead, tails, scale, window, depth, end, base,
-                peak, total, acc, KV_HEADS, HEAD_DIM, PADDED, TILE, TAIL, PAGE, WINDOW,
+                tile, tail_slot, table, pages, q, keys, values, place, lead, tails, scale, window, depth, end, base,
+                main, paths, peak, total, acc, KV_HEADS, HEAD_DIM, PADDED, TILE, TAIL, PAGE, WINDOW,
             )  # fmt: skip  # a name a line would hide the shape
+            later = (tile + 1) * TILE + tl.arange(0, TILE)
+            tail_slot = path_slots(table, later, tails, main, end, base, depth, pages, PAGE)
     if SOLO | (count == 1):
         whole_peak, whole_total, whole_acc = merged(whole_peak, whole_total, whole_acc, peak, total, acc)
         write(out + cell, mask, whole_total, whole_acc)
@@ -373,8 +398,8 @@ def _attend(
     if not SOLO:
         keep(partials, tl.maximum(past - 1, 0) // TILES - first, valid, peak, total, acc, BLOCK_M, PADDED)
         tl.debug_barrier()  # all threads have written before the counter says so
-        arrived = tl.atomic_add(counters + block, 1, sem="acq_rel")
+        arrived = tl.atomic_add(counter, 1, sem="acq_rel")
         if arrived == tl.cdiv(count, each) - 1:
             total, acc = merge_splits(partials, count, valid, BLOCK_M, PADDED)
             write(out + cell, mask, total, acc)
-            tl.store(counters + block, 0)
+            tl.store(counter, 0)
