@@ -71,8 +71,12 @@ class EagleOnDevice:
         for turn in range(round.longest):
             round.append(round.guess(self.head, turn), turn, ids=self.head.ids, doubting=True)
 
+    def levels(self, count: int) -> int:
+        """Return the levels of a draft of at most `count` tokens."""
+        return min(MAX_LEVELS, 1 + (count + 1) // self._branches) if self.tree else count
+
     def _draft_trees(self, round: DraftingRound) -> None:
-        levels = min(MAX_LEVELS, 1 + (round.longest + 1) // self._branches)
+        levels = self.levels(round.longest)
         round.plant(width=self._branches, levels=levels)
         for level in range(levels):
             round.branch(round.guess(self.head, level), level, ids=self.head.ids)

@@ -258,6 +258,7 @@ class DeviceDrafter(Protocol):
     - `max_draft`: tokens of its longest draft;
     - `ends_drafts`: True if it ends drafts itself, by `Seat.price`;
     - `threshold(seat)`: confidence below which the draft of a seat ends, see `DraftingRound.append`;
+    - `levels(count)`: levels of a tree of at most `count` tokens;
     - `tree`: True if it drafts trees. It then writes the parent of each token to `state.parents[lane, i]`, parents
       before children (see Draft). The round moves keys and values of the accepted path into place for the target alone:
       a `reader` that drafts trees must read that path again before it drafts."""
@@ -300,6 +301,11 @@ def head_of(drafter: DeviceDrafter) -> Head | None:
 def longest_draft(drafter: DeviceDrafter, most: int) -> int:
     """Return the tokens of a drafter's longest draft in rounds whose drafts have at most `most`."""
     return min(most, getattr(drafter, "max_draft", most))
+
+
+def levels_of(drafter: DeviceDrafter | None, count: int) -> int:
+    """Return the levels of a drafter's draft of `count` tokens: fewer than tokens if it drafts trees."""
+    return int(drafter.levels(count)) if count and hasattr(drafter, "levels") else count
 
 
 def held_by(drafter: DeviceDrafter, most: int) -> int:
