@@ -48,7 +48,7 @@ from paceline.kernels.cuda.partials import (
     merge_splits,
     merged,
     nothing,
-    path_slots,
+    on_path,
     settled,
     slots_of,
     write,
@@ -59,6 +59,7 @@ from paceline.kernels.quant import FP8, FP8_MAX
 SPLIT = 256  # positions of a split
 ALONE = 132  # programs that each have a multiprocessor of an H200, with two tiles in flight
 SHARED = 396  # programs that share them by three, with one tile in flight each
+PATHS = 4  # programs that share the paths of a tree; more of them are mostly idle, and still cost time
 BLOCKS = (16, 32, 64, 128)  # sizes of a block: rows times query heads that share a KV head
 
 
@@ -243,9 +244,9 @@ class Attention:
         warps = 8 if long else 2 if narrow and blocks > SHARED else 4
         return programs, self.warps or warps, self.stages or stages
 
-    def _paths(self, programs: int, leaves: int) -> int:
-        """Choose how many programs share the paths of a tree, of at most `leaves`, where a chain has `programs`."""
-        return max(1, min(leaves, (self.fill or SHARED) // programs))
+    def _paths(self, programs: int, rows: int) -> int:
+        """Choose how many programs share the paths of a tree of `rows` rows, where a chain has `programs`."""
+        return max(1, min(rows, PATHS, (self.fill or SHARED) // programs))
 
     @staticmethod
     def _splits(split: int, max_context: int, window: int, rows: int) -> int:
@@ -294,7 +295,7 @@ def _attend(
     lane = settled(lanes + seat) if LANES else seat
     table = page_table + lane.to(tl.int64) * pages
     if EARLY:  # the program begins with a known tile: its pages are the first of a chain of loads
-        slot = slots_of(table, me * TILES, pages, TILE, PAGE, True)
+        slot = slots_of(table, me * SPLIT + tl.arange(0, TILE), pages, PAGE, True)
 
     m = tl.arange(0, BLOCK_M)  # = (row - start) * GROUP + query head; the rest of the block is empty
     d = tl.arange(0, PADDED)
@@ -329,9 +330,11 @@ def _attend(
     values += head * (PAGE * HEAD_DIM)
     shared = past  # past the last tile whose slots all rows share
     if TREE:
-        shared = tl.minimum(tl.maximum(tl.where(base < end, base // TILE, past), from_), past)
         main = tl.min(lead, 0)
-        tail_slot = path_slots(table, shared * TILE + tl.arange(0, TILE), tails, main, end, base, depth, pages, PAGE)
+        forked = tl.max(tl.where(valid, lead, main), 0) > main
+        shared = tl.minimum(tl.maximum(tl.where(forked & (base < end), base // TILE, past), from_), past)
+        if EARLY:
+            slot = on_path(slot, from_ * TILE + tl.arange(0, TILE), tails, main, end, base, depth)
     if PDL:
         tl.extra.cuda.gdc_wait()
 
@@ -362,10 +365,16 @@ def _attend(
 
     whole_peak, whole_total, whole_acc = nothing(BLOCK_M, PADDED)
     peak, total, acc = nothing(BLOCK_M, PADDED)
+    position = from_ * TILE + tl.arange(0, TILE)
     if not EARLY:
-        slot = slots_of(table, from_, pages, TILE, PAGE, False)
+        slot = slots_of(table, position, pages, PAGE, False)
+        if TREE:
+            slot = on_path(slot, position, tails, main, end, base, depth)
     for tile in range(from_, shared):
-        next_slot = slots_of(table, tile + 1, pages, TILE, PAGE, False)  # early: keys and values wait for it
+        position = (tile + 1) * TILE + tl.arange(0, TILE)
+        next_slot = slots_of(table, position, pages, PAGE, False)  # early: keys and values wait for it
+        if TREE:
+            next_slot = on_path(next_slot, position, tails, main, end, base, depth)
         if (tile % TILES == 0) & (tile > from_):  # a split ended
             if SOLO:
                 whole_peak, whole_total, whole_acc = merged(whole_peak, whole_total, whole_acc, peak, total, acc)
@@ -386,11 +395,12 @@ def _attend(
                     keep(partials, tile // TILES - 1 - first, valid, peak, total, acc, BLOCK_M, PADDED)
                 peak, total, acc = nothing(BLOCK_M, PADDED)
             peak, total, acc = add_tail(
-                tile, tail_slot, table, pages, q, keys, values, place, lead, tails, scale, window, depth, end, base,
+                tile, slot, table, pages, q, keys, values, place, lead, tails, scale, window, depth, end, base,
                 main, paths, peak, total, acc, KV_HEADS, HEAD_DIM, PADDED, TILE, TAIL, PAGE, WINDOW,
             )  # fmt: skip  # a name a line would hide the shape
-            later = (tile + 1) * TILE + tl.arange(0, TILE)
-            tail_slot = path_slots(table, later, tails, main, end, base, depth, pages, PAGE)
+            position = (tile + 1) * TILE + tl.arange(0, TILE)
+            slot = slots_of(table, position, pages, PAGE, False)
+            slot = on_path(slot, position, tails, main, end, base, depth)
     if SOLO | (count == 1):
         whole_peak, whole_total, whole_acc = merged(whole_peak, whole_total, whole_acc, peak, total, acc)
         write(out + cell, mask, whole_total, whole_acc)

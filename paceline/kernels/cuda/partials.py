@@ -61,7 +61,8 @@ def add_tail(
     seen = _seen(place, position, window, WINDOW) & inside[None, :]
     tail_scores = tl.full([q.shape[0], TAIL], float("-inf"), tl.float32)
     for path in range(main + paths, past, paths):
-        own_slot = path_slots(table, position, tails, path, end, base, depth, pages, PAGE)
+        own_slot = slots_of(table, position, pages, PAGE, False)
+        own_slot = on_path(own_slot, position, tails, path, end, base, depth)
         own_k = _keys(keys, own_slot, inside, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
         mine = seen & (lead == path)[:, None]
         tail_scores = tl.where(mine, tl.dot(q, own_k, input_precision="ieee"), tail_scores)
@@ -73,7 +74,8 @@ def add_tail(
     total = tl.fma(total, old, steps.to(tl.float32) * STEP)
     acc = tl.dot(weights.to(v.dtype), v, acc * old[:, None], input_precision="ieee")
     for path in range(main + paths, past, paths):
-        own_slot = path_slots(table, position, tails, path, end, base, depth, pages, PAGE)
+        own_slot = slots_of(table, position, pages, PAGE, False)
+        own_slot = on_path(own_slot, position, tails, path, end, base, depth)
         own_v = _values(values, own_slot, inside, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
         more = tl.dot(tail_weights.to(v.dtype), own_v, acc, input_precision="ieee")
         acc = tl.where((lead == path)[:, None], more, acc)  # slots of one path change nothing for rows on others
@@ -81,21 +83,17 @@ def add_tail(
 
 
 @triton.jit
-def path_slots(table, position, tails, path, end, base, depth, pages, PAGE: tl.constexpr):
-    """Load the slots of positions along a path: from the page table below `base`, from there on from its tail."""
+def on_path(slot, position, tails, path, end, base, depth):
+    """Replace the slots of positions from `base` on by those of a path's tail."""
     tails += (path + tl.zeros([], tl.int64)) * depth
-    known = (position < end) & (position < base) & (position // PAGE < pages)
-    page = settled(table + position // PAGE, known, 0)
     ahead = (position < end) & (position >= base) & (position - base < depth)
-    tail = settled(tails + (position - base), ahead, 0)
-    return tl.where(position < base, page * PAGE + position % PAGE, tail)
+    return tl.where(position < base, slot, settled(tails + (position - base), ahead, 0))
 
 
 @triton.jit
-def slots_of(table, tile, pages, TILE: tl.constexpr, PAGE: tl.constexpr, EARLY: tl.constexpr):
-    """Load the KV slots of a tile's positions, perhaps EARLY, before the wait; those past the end of the sequence are
+def slots_of(table, position, pages, PAGE: tl.constexpr, EARLY: tl.constexpr):
+    """Load the KV slots of positions, perhaps EARLY, before the wait; those past the end of the sequence are
     arbitrary."""
-    position = tile * TILE + tl.arange(0, TILE)
     if EARLY:
         page = settled(table + position // PAGE, position // PAGE < pages, 0)
     else:
