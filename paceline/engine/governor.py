@@ -199,7 +199,7 @@ class Governor:
             rounds = self._rounds
             assert rounds is not None, "only rounds on a device have a table of levels"
             by, most = rounds.drafters.get(drafter), min(self._config.max_draft, rounds.max_draft)
-            self._known_levels[drafter] = [levels_of(by, count) for count in range(most + 1)]
+            self._known_levels[drafter] = [levels_of(by, length, rounds.max_draft) for length in range(most + 1)]
         return self._known_levels[drafter]
 
     def _ends_drafts(self, drafter: str) -> bool:
