@@ -38,6 +38,7 @@ from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.cuda import prefill
+from paceline.kernels.cuda.division import Work, division, paths_of, splits_of
 from paceline.kernels.cuda.kv import CudaKV
 from paceline.kernels.cuda.partials import (
     DEEP,
@@ -57,9 +58,6 @@ from paceline.kernels.cuda.rotate import narrowed, turned, whole
 from paceline.kernels.quant import FP8, FP8_MAX
 
 SPLIT = 256  # positions of a split
-ALONE = 132  # programs that each have a multiprocessor of an H200, with two tiles in flight
-SHARED = 396  # programs that share them by three, with one tile in flight each
-PATHS = 4  # programs that share the paths of a tree; more of them are mostly idle, and still cost time
 BLOCKS = (16, 32, 64, 128)  # sizes of a block: rows times query heads that share a KV head
 
 
@@ -159,11 +157,10 @@ class Attention:
         assert rotation is None or blocks == 1, "only the rows of one block can be turned here"
         rotating = rotation or Rotation(row_starts, out, out)  # placeholders, never read
         padded = max(16, triton.next_power_of_2(head_dim))
-        splits = self._splits(tile * tiles, max_context, window, block_m // group)
-        narrow = head_dim <= 64 and block_m == 16
-        count, size = seats * blocks * kv_heads, keys.itemsize
-        programs, warps, stages = self._division(count, splits, block_m, size, narrow=narrow)
-        paths = 1 if tails is None else self._paths(count * programs, max_rows)
+        splits = splits_of(tile * tiles, max_context, window, block_m // group)
+        count, work = seats * blocks * kv_heads, Work(block_m, head_dim, keys.itemsize)
+        programs, warps, stages = division(count, splits, work, fill=self.fill)
+        paths = 1 if tails is None else paths_of(count * programs, max_rows, fill=self.fill)
         solo = programs == 1
         if programs > 1:
             self.reserve(count, splits * block_m * (padded + 2), counters=count * paths)
@@ -211,8 +208,8 @@ class Attention:
             PARTS=rotating.parts,
             LIMIT=FP8_MAX if keys.dtype == FP8 else 0.0,
             PDL=pdl,
-            num_warps=warps if block_m < 64 else 2 * warps,
-            num_stages=stages,
+            num_warps=(self.warps or warps) * (1 if block_m < 64 else 2),
+            num_stages=self.stages or stages,
             launch_pdl=pdl,
         )
         return out
@@ -231,28 +228,6 @@ class Attention:
     def _may_grow(self) -> None:
         capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         assert not capturing, "attention needs more scratch memory: make the same call once before capturing it"
-
-    def _division(self, blocks: int, splits: int, block_m: int, size: int, *, narrow: bool) -> tuple[int, int, int]:
-        """Choose the programs of a block, their warps and their stages; keys and values have `size` bytes. Many
-        `narrow` blocks, of few rows and small heads, take less time if all are on the device at once, with two warps
-        each."""
-        even = blocks * (ALONE // blocks) > 3 * ALONE // 4  # programs of their own leave few multiprocessors idle
-        fill = self.fill or (ALONE if even else SHARED)
-        programs = min(splits, max(1, fill // blocks))
-        long = programs == 1 and splits > 8 and blocks > ALONE and block_m == 16
-        stages = 3 if blocks * programs <= ALONE and size < 4 else 2
-        warps = 8 if long else 2 if narrow and blocks > SHARED else 4
-        return programs, self.warps or warps, self.stages or stages
-
-    def _paths(self, programs: int, rows: int) -> int:
-        """Choose how many programs share the paths of a tree of `rows` rows, where a chain has `programs`."""
-        return max(1, min(rows, PATHS, (self.fill or SHARED) // programs))
-
-    @staticmethod
-    def _splits(split: int, max_context: int, window: int, rows: int) -> int:
-        """Count the splits that a block of `rows` rows may see."""
-        span = min(max_context, window + rows + split) if window else max_context  # a window may start within a split
-        return max(1, -(-span // split))
 
 
 def tile_for(head_dim: int) -> int:

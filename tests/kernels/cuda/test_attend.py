@@ -12,6 +12,7 @@ from torch import Tensor
 from paceline.draft import Draft
 from paceline.kernels.base import PAGE_SIZE, Batch
 from paceline.kernels.cuda.attend import Attention, Rotation, block_for, tile_for
+from paceline.kernels.cuda.division import Work, division, paths_of
 from paceline.kernels.cuda.kv import CudaKV
 from paceline.kernels.cuda.rotate import rotate
 from paceline.kernels.quant import FP8
@@ -398,13 +399,19 @@ def test_scratch_memory_grows_but_is_never_freed(dtype, device):
     close(scene.attend(attention, share(0, 40, 1)), scene.reference(share(0, 40, 1)))
 
 
-def test_many_narrow_blocks_have_two_warps(device):
+def test_many_narrow_blocks_have_two_warps():
     """Then all programs of 64 sequences of Llama-3.2-1B are on the device at once."""
-    attention = Attention(device=device)
-    assert attention._division(512, 2, 16, 2, narrow=True) == (1, 2, 2)
-    assert attention._division(512, 2, 16, 2, narrow=False) == (1, 4, 2)
-    assert attention._division(256, 2, 16, 2, narrow=True) == (1, 4, 2)
-    assert attention._division(512, 32, 16, 2, narrow=True) == (1, 8, 2)
+    narrow, wide = Work(16, 64, 2), Work(16, 128, 2)
+    assert division(512, 2, narrow) == (1, 2, 2)
+    assert division(512, 2, wide) == (1, 4, 2)
+    assert division(256, 2, narrow) == (1, 4, 2)
+    assert division(512, 32, narrow) == (1, 8, 2)
+
+
+def test_paths_have_programs_of_their_own_where_there_is_room():
+    """A sequence of SmolLM2, sixteen of them, and sixteen of Llama-3.1-8B whose chains fill the device."""
+    assert [paths_of(programs, 9) for programs in (9, 144, 256)] == [4, 2, 1]
+    assert paths_of(9, 3) == 3, "there are no more paths than rows"
 
 
 def test_tiles_and_splits_of_real_size(dtype, device):
