@@ -111,9 +111,13 @@ class MedusaOnDevice:
     def threshold(self, seat: Seat) -> float:
         return self._min_confidence if seat.p_min is None else seat.p_min
 
+    def levels(self, count: int) -> int:
+        """Return the levels of a tree of at most `count` tokens."""
+        return min(count, self._heads.depth)
+
     def draft(self, round: DraftingRound) -> None:
         logits = self._heads.on_device(round.last_states())
-        levels = min(round.longest, self._heads.depth)
+        levels = self.levels(round.longest)
         round.plant(width=BRANCHES_ON_DEVICE, levels=levels)
         for level in range(levels):
             round.branch(logits[level], level, fitted=False)

@@ -22,7 +22,7 @@ from paceline.engine.host_times import HostTimes
 from paceline.engine.pace import Others, Pace
 from paceline.engine.rests import MAX_REST, PLAIN, Chance, Rests, Trials, speeds
 from paceline.engine.sequence import Sequence
-from paceline.runner.rounds.protocol import Rounds, longest_draft
+from paceline.runner.rounds.protocol import Rounds, levels_of, longest_draft
 from paceline.types import Off, OffKind
 
 # Prices (probabilities) that `Ask` carries until some are measured: about those of SmolLM2 on two cores. Without them
@@ -66,6 +66,7 @@ class Governor:
         self._others: defaultdict[str | None, Others] = defaultdict(Others)  # by drafter
         self.host = HostTimes()
         self._limits: dict[str, int] = {}  # drafter → tokens of its longest draft
+        self._known_levels: dict[str, list[int]] = {}  # drafter → levels of drafts of 0, 1, … tokens
         self._enders: dict[str, bool] = {}  # drafter → whether it ends drafts itself
 
     def draft_lengths(self, sequences: Seq[Sequence], *, running: int, rows: int) -> list[int]:
@@ -192,6 +193,15 @@ class Governor:
             self._limits[drafter] = min(limits)
         return self._limits[drafter]
 
+    def _levels(self, drafter: str) -> Seq[int]:
+        """Return the levels of drafts of 0, 1, … tokens."""
+        if drafter not in self._known_levels:
+            rounds = self._rounds
+            assert rounds is not None, "only rounds on a device have a table of levels"
+            by, most = rounds.drafters.get(drafter), min(self._config.max_draft, rounds.max_draft)
+            self._known_levels[drafter] = [levels_of(by, length, rounds.max_draft) for length in range(most + 1)]
+        return self._known_levels[drafter]
+
     def _ends_drafts(self, drafter: str) -> bool:
         if drafter not in self._enders:
             guard, rounds = self._drafters.get(drafter), self._rounds
@@ -297,7 +307,8 @@ class Governor:
 
     def _best_length(self, sequences: Seq[Sequence], wishes: Seq[int], drafter: str, seconds: list[float]) -> int:
         others, pairs = self._others[drafter], [*zip(sequences, wishes, strict=True)]
-        speed = speeds([Chance(*s.pace.recent(others), wish) if wish else PLAIN for s, wish in pairs], seconds)
+        chances = [Chance(*s.pace.recent(others), wish) if wish else PLAIN for s, wish in pairs]
+        speed = speeds(chances, seconds, self._levels(drafter))
         length, batch = speed.index(max(speed)), len(sequences)
         tried = self._trials.end(drafter, pays=length > 0)
         self._best[drafter] = Best(length, batch, min(batch // LOOK_SEQUENCES, MAX_KEPT), seconds)
@@ -315,7 +326,7 @@ class Governor:
         already, if even perfect drafts would not pay, or after a trial; `tried`: rounds of the rest after that."""
         if drafter in self._rests:
             return 0
-        perfect = speeds([Chance(1.0, 1.0, wish) for wish in wishes], seconds)
+        perfect = speeds([Chance(1.0, 1.0, wish) for wish in wishes], seconds, self._levels(drafter))
         length = speed.index(max(speed[1:])) if max(perfect) > perfect[0] else 0
         dearer = seconds[length] / seconds[0] - 1 if length else float(MAX_REST)
         self._rests.begin(drafter, batch=len(wishes), dearer=dearer, most=tried or MAX_REST)

@@ -107,21 +107,26 @@ class Chance(NamedTuple):
     """The prospects of a drafter with one sequence."""
 
     found: float  # probability that it drafts anything
-    rate: float  # probability that a drafted token is right, if all before it are
+    rate: float  # probability that a level of a draft has the right token, if all levels before it have it
     longest: int  # tokens of its longest draft; 0: none
 
 
 PLAIN = Chance(0.0, 0.0, 0)
 
 
-def speeds(chances: Seq[Chance], seconds: Seq[float]) -> list[float]:
+def speeds(chances: Seq[Chance], seconds: Seq[float], levels: Seq[int]) -> list[float]:
     """Return tokens per second of the batch with drafts of at most 0, 1, … tokens. `seconds[n]`: time of a round with
-    drafts of n tokens."""
+    drafts of n tokens; `levels[n]`: levels of such a draft.
+
+    Of several lengths with as many levels only the longest counts, the others have 0: more tokens on a level make it
+    more likely that one of them is right, and each is drafted only if it pays for its row."""
     longest = min(max([chance.longest for chance in chances]), len(seconds) - 1)
-    more = [float(len(chances)), *[0.0] * longest]  # [n]: tokens that the n-th drafted ones add to the batch
+    more = [float(len(chances)), *[0.0] * levels[longest]]  # [n]: tokens that level n of the drafts adds to the batch
     for chance in chances:
         right = chance.found
-        for n in range(1, min(chance.longest, longest) + 1):
+        for level in range(1, levels[min(chance.longest, longest)] + 1):
             right *= chance.rate
-            more[n] += right
-    return [tokens / time for tokens, time in zip(itertools.accumulate(more), seconds, strict=False)]
+            more[level] += right
+    tokens = [*itertools.accumulate(more)]
+    whole = [n == longest or levels[n] < levels[n + 1] for n in range(longest + 1)]
+    return [tokens[levels[n]] / seconds[n] if whole[n] else 0.0 for n in range(longest + 1)]

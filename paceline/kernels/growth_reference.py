@@ -30,7 +30,7 @@ from paceline.sampling.sampler import Stream
 FIRST_DRAWN = (0.83, 0.74, 0.0, -1.25)
 OTHER_DRAWN = (1.06, -0.56, -0.24, -1.31)
 AHEAD_MAX = 6.0  # nats; a larger lead makes the best token no more likely to be accepted
-FIRST_BEST = (2.5, 1.5)  # without noise: a · p / (1 + b · p) of the best token's probability p
+FIRST_BEST = (0.8, 0.2)  # without noise: of (weight of the best token's logarithmic odds, constant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +115,18 @@ def branch(
     names = columns if ids is None else ids.long()[columns]
     source = values if fitted else scores
     probability = source.softmax(1).gather(1, columns).nan_to_num(0.0)
-    chances = _fitted(probability, best, drawn=scale > 0) if fitted else probability
+    chances = _fitted(probability, best, scale) if fitted else probability
     growth.top_tokens[: len(logits)].copy_(names)
     growth.top_chances[: len(logits)].copy_(chances.nan_to_num(0.0))
 
 
-def _fitted(probability: Tensor, best: Tensor, *, drawn: Tensor) -> Tensor:
-    """Return the probability that the target accepts tokens [rows, width], given the best noisy scores [rows, …]."""
+def _fitted(probability: Tensor, best: Tensor, scale: Tensor) -> Tensor:
+    """Return the probability that the target accepts tokens [rows, width], given the best noisy scores [rows, …] and
+    the inverse temperature [rows, 1]. Distances of scores count in nats of the logits below temperature 1."""
     rank = torch.arange(probability.shape[1], device=probability.device)
-    ahead = (best[:, :1] - best[:, 1:2]).clamp(max=AHEAD_MAX)
-    behind = best[:, :1] - best[:, : probability.shape[1]]
+    unit = scale.clamp(min=1.0)
+    ahead = ((best[:, :1] - best[:, 1:2]) / unit).clamp(max=AHEAD_MAX)
+    behind = (best[:, :1] - best[:, : probability.shape[1]]) / unit
     root = probability.sqrt()
     first, other = FIRST_DRAWN, OTHER_DRAWN
     noisy = torch.where(
@@ -132,8 +134,8 @@ def _fitted(probability: Tensor, best: Tensor, *, drawn: Tensor) -> Tensor:
         first[0] * root + first[1] * ahead + first[3],
         other[0] * root + other[1] * behind + other[2] * rank + other[3],
     ).sigmoid()
-    plain = torch.where(rank == 0, FIRST_BEST[0] * probability / (1 + FIRST_BEST[1] * probability), probability)
-    return torch.where(drawn, noisy, plain)
+    plain = torch.where(rank == 0, (FIRST_BEST[0] * probability.logit() + FIRST_BEST[1]).sigmoid(), probability)
+    return torch.where(scale > 0, noisy, plain)
 
 
 def grow(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.engine.rests import PROBE_SHARE
+from paceline.engine.rests import PLAIN, PROBE_SHARE, Chance, speeds
 from paceline.runner.rounds.protocol import DraftingRound
 from paceline.types import Request, SamplingParams, Speculation
 from tests.odd_drafters import AgainOnDevice
@@ -25,6 +25,19 @@ class Nothing:
 
     def draft(self, round: DraftingRound) -> None:
         round.found.zero_()
+
+
+class Chain(Nothing):
+    """It ends drafts itself, before the first token."""
+
+    ends_drafts = True
+
+
+class Tree(Chain):
+    """Its drafts have two tokens on a level."""
+
+    def levels(self, count: int) -> int:
+        return (count + 1) // 2
 
 
 Seconds = Callable[[int, int, str], float | None]  # of (batch, draft, drafter)
@@ -57,6 +70,21 @@ def test_drafts_are_as_long_as_they_are_cheap() -> None:
     )
     assert max(asked) == 4
     assert rig.engine.stats.accepted == rig.engine.stats.drafted > 50
+
+
+def test_a_tree_is_worth_its_levels_and_not_its_tokens() -> None:
+    """A chain of eight tokens is too long, with the same chances on each of its levels."""
+    chain, _, _ = draft_on_device(lambda batch, draft, drafter: 0.001 * (1 + 0.06 * draft), Chain(), count=1)
+    tree, _, _ = draft_on_device(lambda batch, draft, drafter: 0.001 * (1 + 0.06 * draft), Tree(), count=1)
+    assert (chain[0], tree[0]) == (5, 8)
+
+
+@pytest.mark.parametrize(("longest", "whole"), [(8, {0, 1, 4, 7, 8}), (6, {0, 1, 4, 6}), (2, {0, 1, 2})])
+def test_only_the_longest_draft_of_as_many_levels_counts(longest: int, whole: set[int]) -> None:
+    seconds, levels = [1 + 0.01 * n for n in range(9)], [0, 1, 2, 2, 2, 3, 3, 3, 4]
+    speed = speeds([Chance(1.0, 0.7, longest), Chance(0.5, 0.7, 1), PLAIN], seconds, levels)
+    assert {n for n, tokens in enumerate(speed) if tokens} == whole
+    assert speed[1] == (3 + 0.7 + 0.35) / 1.01
 
 
 def test_no_draft_where_plain_rounds_are_faster_than_any() -> None:

@@ -104,9 +104,9 @@ def test_a_large_batch_looks_less_often_for_the_best_length(monkeypatch: pytest.
     """It takes the host longer there, and the average of many sequences changes slowly."""
     looks: list[int] = []
 
-    def look(chances: Sequence[Chance], seconds: Sequence[float]) -> list[float]:
+    def look(chances: Sequence[Chance], seconds: Sequence[float], levels: Sequence[int]) -> list[float]:
         looks.append(len(chances))
-        return speeds(chances, seconds)
+        return speeds(chances, seconds, levels)
 
     monkeypatch.setattr(governor, "speeds", look)
     for batch, most in ((8, 62), (64, 18)):

@@ -25,6 +25,7 @@ NAME = "eagle"
 MAX_DRAFT = 5  # tokens of a chain
 MAX_NODES = 8  # tokens of a tree
 MAX_BRANCHES = 4  # children of a node
+BRANCHES = 1  # children of a node, unless the user says otherwise; 1: chains
 MAX_LEVELS = 6  # passes of the head for a tree
 
 
@@ -42,11 +43,11 @@ class EagleOnDevice:
         taps: Sequence[int],
         max_draft: int | None = None,
         min_confidence: float | None = None,
-        branches: int = 1,
+        branches: int = BRANCHES,
     ) -> None:
         """Drafts end below `min_confidence`; None: if one more token does not pay. A request's `p_min` replaces
         either. With several `branches` drafts are trees, of nodes with as many children."""
-        max_draft = (MAX_NODES if branches > 1 else MAX_DRAFT) if max_draft is None else max_draft
+        max_draft = _longest(branches) if max_draft is None else max_draft
         if not 1 <= branches <= MAX_BRANCHES:
             raise InvalidRequest(f"branches {branches} must be between 1 and {MAX_BRANCHES}")
         if max_draft < 1 or not (min_confidence is None or 0 <= min_confidence <= 1):
@@ -71,12 +72,21 @@ class EagleOnDevice:
         for turn in range(round.longest):
             round.append(round.guess(self.head, turn), turn, ids=self.head.ids, doubting=True)
 
+    def levels(self, count: int) -> int:
+        """Return the levels of a draft of at most `count` tokens."""
+        return min(MAX_LEVELS, 1 + (count + 1) // self._branches) if self.tree else count
+
     def _draft_trees(self, round: DraftingRound) -> None:
-        levels = min(MAX_LEVELS, 1 + (round.longest + 1) // self._branches)
+        levels = self.levels(round.longest)
         round.plant(width=self._branches, levels=levels)
         for level in range(levels):
             round.branch(round.guess(self.head, level), level, ids=self.head.ids)
         round.prune()
+
+
+def _longest(branches: int) -> int:
+    """Return the tokens of the longest draft, unless the user says otherwise."""
+    return MAX_NODES if branches > 1 else MAX_DRAFT
 
 
 def on_gpu(ready: ReadyHead, target: ReadyModel, options: Mapping[str, Any]) -> Recipe:
@@ -85,6 +95,7 @@ def on_gpu(ready: ReadyHead, target: ReadyModel, options: Mapping[str, Any]) -> 
     assert decoder is not None, "the target runs on a CPU"
     given = {name: value for name, value in options.items() if name in ("max_draft", "min_confidence", "branches")}
     head = ready.on_cuda(decoder, max_context=target.model.config.max_context)
+    longest = given.get("max_draft", _longest(given.get("branches", BRANCHES)))
 
     def on_device(built: Drafter | None, to: Forward) -> DeviceDrafter:
         head.new_kv(to.kv.num_pages)
@@ -100,7 +111,7 @@ def on_gpu(ready: ReadyHead, target: ReadyModel, options: Mapping[str, Any]) -> 
         how=ready.why,
         page_bytes=ready.page_bytes,
         pass_bytes=ready.pass_bytes,
-        lane_bytes=(1 + given.get("max_draft", MAX_DRAFT) + SPARE_STATES) * head.fc.inputs * head.dtype.itemsize,
+        lane_bytes=(1 + longest + SPARE_STATES) * head.fc.inputs * head.dtype.itemsize,
         on_device=on_device,
         profile=profile,
     )

@@ -38,6 +38,7 @@ from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.cuda import prefill
+from paceline.kernels.cuda.division import Work, division, paths_of, splits_of
 from paceline.kernels.cuda.kv import CudaKV
 from paceline.kernels.cuda.partials import (
     DEEP,
@@ -48,6 +49,7 @@ from paceline.kernels.cuda.partials import (
     merge_splits,
     merged,
     nothing,
+    on_path,
     settled,
     slots_of,
     write,
@@ -56,8 +58,6 @@ from paceline.kernels.cuda.rotate import narrowed, turned, whole
 from paceline.kernels.quant import FP8, FP8_MAX
 
 SPLIT = 256  # positions of a split
-ALONE = 132  # programs that each have a multiprocessor of an H200, with two tiles in flight
-SHARED = 396  # programs that share them by three, with one tile in flight each
 BLOCKS = (16, 32, 64, 128)  # sizes of a block: rows times query heads that share a KV head
 
 
@@ -157,14 +157,14 @@ class Attention:
         assert rotation is None or blocks == 1, "only the rows of one block can be turned here"
         rotating = rotation or Rotation(row_starts, out, out)  # placeholders, never read
         padded = max(16, triton.next_power_of_2(head_dim))
-        splits = self._splits(tile * tiles, max_context, window, block_m // group)
-        narrow = head_dim <= 64 and block_m == 16
-        count, size = seats * blocks * kv_heads, keys.itemsize
-        programs, warps, stages = self._division(count, splits, block_m, size, narrow=narrow)
+        splits = splits_of(tile * tiles, max_context, window, block_m // group)
+        count, work = seats * blocks * kv_heads, Work(block_m, head_dim, keys.itemsize)
+        programs, warps, stages = division(count, splits, work, fill=self.fill)
+        paths = 1 if tails is None else paths_of(count * programs, max_rows, fill=self.fill)
         solo = programs == 1
         if programs > 1:
-            self.reserve(count, splits * block_m * (padded + 2))
-        _attend[(seats * blocks, kv_heads, programs)](
+            self.reserve(count, splits * block_m * (padded + 2), counters=count * paths)
+        _attend[(seats * blocks, kv_heads, programs * paths)](
             queries,
             keys,
             values,
@@ -189,6 +189,7 @@ class Attention:
             queries.numel() // rotating.parts,
             blocks,
             splits,
+            paths,
             HEADS=heads,
             KV_HEADS=kv_heads,
             HEAD_DIM=head_dim,
@@ -207,18 +208,18 @@ class Attention:
             PARTS=rotating.parts,
             LIMIT=FP8_MAX if keys.dtype == FP8 else 0.0,
             PDL=pdl,
-            num_warps=warps if block_m < 64 else 2 * warps,
-            num_stages=stages,
+            num_warps=(self.warps or warps) * (1 if block_m < 64 else 2),
+            num_stages=self.stages or stages,
             launch_pdl=pdl,
         )
         return out
 
-    def reserve(self, blocks: int, partial: int) -> None:
+    def reserve(self, blocks: int, partial: int, *, counters: int) -> None:
         """Reserve scratch memory for `blocks` of `partial` floats each. It cannot grow while a graph is captured."""
-        if self.counters.numel() < blocks:
+        if self.counters.numel() < counters:
             self._outgrown.append(self.counters)
             self._may_grow()
-            self.counters = torch.zeros(blocks, dtype=torch.int32, device=self.device)
+            self.counters = torch.zeros(counters, dtype=torch.int32, device=self.device)
         if self.partials.numel() < blocks * partial:
             self._outgrown.append(self.partials)
             self._may_grow()
@@ -227,24 +228,6 @@ class Attention:
     def _may_grow(self) -> None:
         capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         assert not capturing, "attention needs more scratch memory: make the same call once before capturing it"
-
-    def _division(self, blocks: int, splits: int, block_m: int, size: int, *, narrow: bool) -> tuple[int, int, int]:
-        """Choose the programs of a block, their warps and their stages; keys and values have `size` bytes. Many
-        `narrow` blocks, of few rows and small heads, take less time if all are on the device at once, with two warps
-        each."""
-        even = blocks * (ALONE // blocks) > 3 * ALONE // 4  # programs of their own leave few multiprocessors idle
-        fill = self.fill or (ALONE if even else SHARED)
-        programs = min(splits, max(1, fill // blocks))
-        long = programs == 1 and splits > 8 and blocks > ALONE and block_m == 16
-        stages = 3 if blocks * programs <= ALONE and size < 4 else 2
-        warps = 8 if long else 2 if narrow and blocks > SHARED else 4
-        return programs, self.warps or warps, self.stages or stages
-
-    @staticmethod
-    def _splits(split: int, max_context: int, window: int, rows: int) -> int:
-        """Count the splits that a block of `rows` rows may see."""
-        span = min(max_context, window + rows + split) if window else max_context  # a window may start within a split
-        return max(1, -(-span // split))
 
 
 def tile_for(head_dim: int) -> int:
@@ -258,12 +241,12 @@ def block_for(group: int, max_rows: int, *, most: int = 32) -> int:
 
 
 @triton.jit(  # they vary from call to call, and a compilation takes seconds
-    do_not_specialize=["window", "angles", "pages", "depth", "splits"],
+    do_not_specialize=["window", "angles", "pages", "depth", "splits", "paths"],
     do_not_specialize_on_alignment=["blocks", "tails"],
 )
 def _attend(
     queries, keys, values, out, row_starts, positions, page_table, lanes, bases, tails, leads, slots, cos, sin,
-    partials, counters, scale, window, angles, pages, depth, size, blocks, splits,
+    partials, counters, scale, window, angles, pages, depth, size, blocks, splits, paths,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr,
     TILE: tl.constexpr, TILES: tl.constexpr, TAIL: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
     LANES: tl.constexpr, TREE: tl.constexpr, SOLO: tl.constexpr, EARLY: tl.constexpr, TURN: tl.constexpr,
@@ -277,12 +260,18 @@ def _attend(
     seat = tl.program_id(0) // blocks
     head = tl.program_id(1)
     me = tl.program_id(2)
-    start = settled(row_starts + seat) + (tl.program_id(0) % blocks) * ROWS
+    programs = tl.num_programs(2)
+    if TREE:
+        mine = me % paths
+        me //= paths
+        programs //= paths
+    begin = settled(row_starts + seat)
+    start = begin + (tl.program_id(0) % blocks) * ROWS
     stop = settled(row_starts + seat + 1)
     lane = settled(lanes + seat) if LANES else seat
     table = page_table + lane.to(tl.int64) * pages
     if EARLY:  # the program begins with a known tile: its pages are the first of a chain of loads
-        slot = slots_of(table, me * TILES, pages, TILE, PAGE, True)
+        slot = slots_of(table, me * SPLIT + tl.arange(0, TILE), pages, PAGE, True)
 
     m = tl.arange(0, BLOCK_M)  # = (row - start) * GROUP + query head; the rest of the block is empty
     d = tl.arange(0, PADDED)
@@ -297,17 +286,31 @@ def _attend(
         at = settled(positions + member, new, 0)
         new_slot = settled(slots + member, new, -1)
 
+    if TREE:  # rows on the paths of this program
+        base = settled(bases + seat)
+        lead = settled(leads + row, valid, NOBODY)
+        valid = valid & ((lead - begin) % paths == mine)
+        place = tl.where(valid, place, -1)
+        lead = tl.where(valid, lead, NOBODY)
+        mask = valid[:, None] & (d < HEAD_DIM)[None, :]
     end = tl.max(place, 0) + 1  # past the last position of the block
     low = end * 0  # the first position that any of its rows sees
     if WINDOW:
         low = tl.maximum(tl.min(tl.where(valid, place, 1 << 30), 0) - window + 1, 0)
     first = low // SPLIT
     count = tl.minimum(tl.maximum(tl.cdiv(end, SPLIT) - first, 1), splits)
-    each = tl.cdiv(count, tl.num_programs(2))  # splits of a program
+    each = tl.cdiv(count, programs)  # splits of a program
     from_ = tl.maximum((first + me * each) * TILES, low // TILE)
     past = tl.minimum((first + tl.minimum((me + 1) * each, count)) * TILES, tl.cdiv(end, TILE))
     keys += head * (PAGE * HEAD_DIM)
     values += head * (PAGE * HEAD_DIM)
+    shared = past  # past the last tile whose slots all rows share
+    if TREE:
+        main = tl.min(lead, 0)
+        forked = tl.max(tl.where(valid, lead, main), 0) > main
+        shared = tl.minimum(tl.maximum(tl.where(forked & (base < end), base // TILE, past), from_), past)
+        if EARLY:
+            slot = on_path(slot, from_ * TILE + tl.arange(0, TILE), tails, main, end, base, depth)
     if PDL:
         tl.extra.cuda.gdc_wait()
 
@@ -322,7 +325,7 @@ def _attend(
         new_v = whole(queries + (source + KV_HEADS * HEAD_DIM)[:, None] + d[None, :], stored, size, kind, PARTS)
     else:
         q = tl.load(queries + cell, mask=mask, other=0.0)
-    if (start >= stop) | (me * each >= count):
+    if (end == 0) | (me * each >= count):
         return
     if TURN:  # store the new rows of the positions that this program reads
         target = (new_slot // PAGE).to(tl.int64) * (KV_HEADS * PAGE) + new_slot % PAGE
@@ -331,18 +334,23 @@ def _attend(
         tl.store(values + target, narrowed(new_v, values, LIMIT), mask=stored)
         tl.debug_barrier()  # all threads have stored before any reads
     block = tl.program_id(0) * KV_HEADS + head
+    counter = counters + block
+    if TREE:
+        counter = counters + block * paths + mine
     partials += block.to(tl.int64) * splits * (BLOCK_M * (PADDED + 2))
 
     whole_peak, whole_total, whole_acc = nothing(BLOCK_M, PADDED)
     peak, total, acc = nothing(BLOCK_M, PADDED)
-    shared = past  # past the last tile whose slots all rows share
-    if TREE:
-        base = tl.load(bases + seat)
-        shared = tl.minimum(tl.maximum(tl.where(base < end, base // TILE, past), from_), past)
+    position = from_ * TILE + tl.arange(0, TILE)
     if not EARLY:
-        slot = slots_of(table, from_, pages, TILE, PAGE, False)
+        slot = slots_of(table, position, pages, PAGE, False)
+        if TREE:
+            slot = on_path(slot, position, tails, main, end, base, depth)
     for tile in range(from_, shared):
-        next_slot = slots_of(table, tile + 1, pages, TILE, PAGE, False)  # early: keys and values wait for it
+        position = (tile + 1) * TILE + tl.arange(0, TILE)
+        next_slot = slots_of(table, position, pages, PAGE, False)  # early: keys and values wait for it
+        if TREE:
+            next_slot = on_path(next_slot, position, tails, main, end, base, depth)
         if (tile % TILES == 0) & (tile > from_):  # a split ended
             if SOLO:
                 whole_peak, whole_total, whole_acc = merged(whole_peak, whole_total, whole_acc, peak, total, acc)
@@ -355,7 +363,6 @@ def _attend(
         )  # fmt: skip  # a name a line would hide the shape
         slot = next_slot
     if TREE:
-        lead = tl.load(leads + row, mask=valid, other=NOBODY)
         for tile in range(shared, past):
             if (tile % TILES == 0) & (tile > from_):  # a split ended
                 if SOLO:
@@ -364,9 +371,12 @@ def _attend(
                     keep(partials, tile // TILES - 1 - first, valid, peak, total, acc, BLOCK_M, PADDED)
                 peak, total, acc = nothing(BLOCK_M, PADDED)
             peak, total, acc = add_tail(
-                tile, table, pages, q, keys, values, place, lead, tails, scale, window, depth, end, base,
-                peak, total, acc, KV_HEADS, HEAD_DIM, PADDED, TILE, TAIL, PAGE, WINDOW,
+                tile, slot, table, pages, q, keys, values, place, lead, tails, scale, window, depth, end, base,
+                main, paths, peak, total, acc, KV_HEADS, HEAD_DIM, PADDED, TILE, TAIL, PAGE, WINDOW,
             )  # fmt: skip  # a name a line would hide the shape
+            position = (tile + 1) * TILE + tl.arange(0, TILE)
+            slot = slots_of(table, position, pages, PAGE, False)
+            slot = on_path(slot, position, tails, main, end, base, depth)
     if SOLO | (count == 1):
         whole_peak, whole_total, whole_acc = merged(whole_peak, whole_total, whole_acc, peak, total, acc)
         write(out + cell, mask, whole_total, whole_acc)
@@ -374,8 +384,8 @@ def _attend(
     if not SOLO:
         keep(partials, tl.maximum(past - 1, 0) // TILES - first, valid, peak, total, acc, BLOCK_M, PADDED)
         tl.debug_barrier()  # all threads have written before the counter says so
-        arrived = tl.atomic_add(counters + block, 1, sem="acq_rel")
+        arrived = tl.atomic_add(counter, 1, sem="acq_rel")
         if arrived == tl.cdiv(count, each) - 1:
             total, acc = merge_splits(partials, count, valid, BLOCK_M, PADDED)
             write(out + cell, mask, total, acc)
-            tl.store(counters + block, 0)
+            tl.store(counter, 0)

@@ -176,7 +176,8 @@ def _grow(
     b = tl.program_id(0)
     lane = tl.load(seats + b)
     length = tl.load(lengths + lane)
-    drawn = tl.load(inverse_temperature + lane) > 0
+    scale = tl.load(inverse_temperature + lane)
+    unit = tl.maximum(scale, 1.0)
     least = tl.load(thresholds + b)
     limit = tl.load(limits + b)
     confidence += b.to(tl.int64) * nodes
@@ -206,16 +207,16 @@ def _grow(
             at = tl.min(tl.where(score == value, each, CANDIDATES), axis=0)
             score = tl.where(each == at, _LOWEST, score)
             if rank == 0:
-                ahead = tl.minimum(best - tl.max(score, axis=0), _AHEAD)
+                ahead = tl.minimum((best - tl.max(score, axis=0)) / unit, _AHEAD)
             chance = tl.exp(tl.sum(tl.where(each == at, raw, 0.0), axis=0) - highest) / total
             if FITTED:
                 root = tl.sqrt(chance)
                 if rank == 0:
                     noisy = _logistic(_F0 * root + _F1 * ahead + _F3)
-                    chance = _B0 * chance / (1.0 + _B1 * chance)
+                    chance = _logistic(_B0 * tl.log(chance / (1.0 - chance)) + _B1)
                 else:
-                    noisy = _logistic(_O0 * root + _O1 * (best - value) + _O2 * rank + _O3)
-                chance = tl.where(drawn, noisy, chance)
+                    noisy = _logistic(_O0 * root + _O1 * (best - value) / unit + _O2 * rank + _O3)
+                chance = tl.where(scale > 0, noisy, chance)
             chance = tl.where(chance == chance, chance, 0.0)
             sure = above * chance
             kept = sure >= least

@@ -39,9 +39,9 @@ def _seen(place, position, window, WINDOW: tl.constexpr):
 
 @triton.jit
 def add_tail(
-    tile, table, pages, q, keys, values, place, lead, tails, scale, window, depth, end, base, peak, total, acc,
-    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, TAIL: tl.constexpr,
-    PAGE: tl.constexpr, WINDOW: tl.constexpr,
+    tile, slot, table, pages, q, keys, values, place, lead, tails, scale, window, depth, end, base, main, paths,
+    peak, total, acc, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr,
+    TAIL: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip  # a name a line would hide the shape
     """Add a tile in which rows of a tree see slots of their own paths. `lead` [BLOCK_M]: rows of `tails` they read.
 
@@ -49,11 +49,9 @@ def add_tail(
     read once for each path; those before them are read once for all rows, to the same bits, with the first path.
     """
     cut = tl.maximum(base // DEEP * DEEP, tile * TILE)
-    main = tl.min(lead, 0)
     past = tl.max(tl.where(lead < NOBODY, lead, main), 0) + 1
     position = tile * TILE + tl.arange(0, TILE)
     inside = position < end
-    slot = _path_slots(table, position, tails, main, inside, base, depth, pages, PAGE)
     k, v = _fetch(keys, values, slot, inside, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
     seen = _seen(place, position, window, WINDOW) & ((position < cut)[None, :] | (lead == main)[:, None])
     scores = tl.where(seen, tl.dot(q, k, input_precision="ieee"), float("-inf"))
@@ -62,8 +60,9 @@ def add_tail(
     inside = position < tl.minimum(end, (tile + 1) * TILE)
     seen = _seen(place, position, window, WINDOW) & inside[None, :]
     tail_scores = tl.full([q.shape[0], TAIL], float("-inf"), tl.float32)
-    for path in range(main + 1, past):
-        own_slot = _path_slots(table, position, tails, path, inside, base, depth, pages, PAGE)
+    for path in range(main + paths, past, paths):
+        own_slot = slots_of(table, position, pages, PAGE, False)
+        own_slot = on_path(own_slot, position, tails, path, end, base, depth)
         own_k = _keys(keys, own_slot, inside, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
         mine = seen & (lead == path)[:, None]
         tail_scores = tl.where(mine, tl.dot(q, own_k, input_precision="ieee"), tail_scores)
@@ -74,8 +73,9 @@ def add_tail(
     steps = steps_of(weights) + steps_of(tail_weights)
     total = tl.fma(total, old, steps.to(tl.float32) * STEP)
     acc = tl.dot(weights.to(v.dtype), v, acc * old[:, None], input_precision="ieee")
-    for path in range(main + 1, past):
-        own_slot = _path_slots(table, position, tails, path, inside, base, depth, pages, PAGE)
+    for path in range(main + paths, past, paths):
+        own_slot = slots_of(table, position, pages, PAGE, False)
+        own_slot = on_path(own_slot, position, tails, path, end, base, depth)
         own_v = _values(values, own_slot, inside, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
         more = tl.dot(tail_weights.to(v.dtype), own_v, acc, input_precision="ieee")
         acc = tl.where((lead == path)[:, None], more, acc)  # slots of one path change nothing for rows on others
@@ -83,20 +83,17 @@ def add_tail(
 
 
 @triton.jit
-def _path_slots(table, position, tails, path, inside, base, depth, pages, PAGE: tl.constexpr):
-    """Load the slots of positions along a path: from the page table below `base`, from there on from its tail."""
+def on_path(slot, position, tails, path, end, base, depth):
+    """Replace the slots of positions from `base` on by those of a path's tail."""
     tails += (path + tl.zeros([], tl.int64)) * depth
-    page = tl.load(table + position // PAGE, mask=inside & (position < base) & (position // PAGE < pages), other=0)
-    ahead = inside & (position >= base) & (position - base < depth)
-    tail = tl.load(tails + (position - base), mask=ahead, other=0)
-    return tl.where(position < base, page * PAGE + position % PAGE, tail)
+    ahead = (position < end) & (position >= base) & (position - base < depth)
+    return tl.where(position < base, slot, settled(tails + (position - base), ahead, 0))
 
 
 @triton.jit
-def slots_of(table, tile, pages, TILE: tl.constexpr, PAGE: tl.constexpr, EARLY: tl.constexpr):
-    """Load the KV slots of a tile's positions, perhaps EARLY, before the wait; those past the end of the sequence are
+def slots_of(table, position, pages, PAGE: tl.constexpr, EARLY: tl.constexpr):
+    """Load the KV slots of positions, perhaps EARLY, before the wait; those past the end of the sequence are
     arbitrary."""
-    position = tile * TILE + tl.arange(0, TILE)
     if EARLY:
         page = settled(table + position // PAGE, position // PAGE < pages, 0)
     else:

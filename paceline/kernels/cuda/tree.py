@@ -21,6 +21,7 @@ from paceline.sampling.sampler import Stream
 _PAGE_SIZE = tl.constexpr(PAGE_SIZE)
 _ACCEPT = tl.constexpr(int(Stream.ACCEPT))
 PADDING_EACH = 64  # rows of padding that are written at once
+LEAST_SEATS = 32  # seats that a kernel is compiled for, at least: fewer take as long
 
 
 def tree_layout(
@@ -68,7 +69,7 @@ def tree_layout(
         tails.shape[1],
         len(seats),
         len(tokens),
-        SEATS=triton.next_power_of_2(len(seats)),
+        SEATS=max(LEAST_SEATS, triton.next_power_of_2(len(seats))),
         MEMBERS=members,
         PADDING=PADDING_EACH,
         PDL=pdl,

@@ -92,6 +92,7 @@ class Drafts:
     longest: int  # tokens
     finds_fewer: bool  # see DeviceDrafter
     plain: bool = False  # True: plain rounds of its sequences are its own, because it reads along
+    whole: bool = False  # True: rounds draft for the longest draft alone, see `protocol.passed_length`
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +243,8 @@ class Grid:
         return self.draft(self.max_draft, finds_fewer=True)
 
     def _lengths(self, drafts: Drafts) -> list[int]:
-        lengths = {self.draft(length, finds_fewer=drafts.finds_fewer) for length in range(1, drafts.longest + 1)}
+        shortest = drafts.longest if drafts.whole else 1
+        lengths = {self.draft(length, finds_fewer=drafts.finds_fewer) for length in range(shortest, drafts.longest + 1)}
         return sorted(lengths, reverse=True)
 
     def _most_rows(self, seats: int, longest: int) -> int:

@@ -47,6 +47,7 @@ from paceline.runner.rounds.protocol import (
     head_of,
     held_by,
     longest_draft,
+    passed_length,
     read_all,
     taps_of,
 )
@@ -139,6 +140,7 @@ class CudaRounds:
                 longest=longest_draft(by, min(longest.get(name, self.max_draft), self.max_draft)),
                 finds_fewer=looks_up(by),
                 plain=bool(taps_of(by)),
+                whole=drafts_trees(by),
             )
             for name, by in self.drafters.items()
         }
@@ -287,7 +289,8 @@ class CudaRounds:
 
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
         by = self.drafters.get(drafter)
-        length = self._grid.draft(draft, finds_fewer=by is None or looks_up(by))
+        passed = passed_length(by, draft, self.max_draft)
+        length = self._grid.draft(passed, finds_fewer=by is None or looks_up(by))
         return self._seconds[length, (drafter if by else OFFERED) if length else None].near(batch)
 
     def _no_states(self, drafter: DeviceDrafter, table: torch.Tensor) -> HeldStates:

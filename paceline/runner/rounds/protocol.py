@@ -270,9 +270,10 @@ class DeviceDrafter(Protocol):
     - `max_draft`: tokens of its longest draft;
     - `ends_drafts`: True if it ends drafts itself, by `Seat.price`;
     - `threshold(seat)`: confidence below which the draft of a seat ends, see `DraftingRound.append`;
-    - `tree`: True if it drafts trees. It then writes the parent of each token to `state.parents[lane, i]`, parents
-      before children (see Draft). The round moves keys and values of the accepted path into place for the target alone:
-      a `reader` that drafts trees must read that path again before it drafts."""
+    - `levels(count)`: levels of a draft of at most `count` tokens;
+    - `tree`: True if it drafts trees, always of as many tokens as it can. It then writes the parent of each token to
+      `state.parents[lane, i]`, parents before children (see Draft). The round moves keys and values of the accepted
+      path into place for the target alone: a `reader` that drafts trees must read that path again before it drafts."""
 
     @property
     def reader(self) -> Forward | None:
@@ -312,6 +313,20 @@ def head_of(drafter: DeviceDrafter) -> Head | None:
 def longest_draft(drafter: DeviceDrafter, most: int) -> int:
     """Return the tokens of a drafter's longest draft in rounds whose drafts have at most `most`."""
     return min(most, getattr(drafter, "max_draft", most))
+
+
+def passed_length(drafter: DeviceDrafter | None, length: int, most: int) -> int:
+    """Return the tokens for which a round with drafts of at most `most` drafts, if its longest draft may have `length`.
+
+    Trees are drafted whole: few of their tokens take as many passes, and need the same kernels and graphs."""
+    return longest_draft(drafter, most) if length and drafter is not None and drafts_trees(drafter) else length
+
+
+def levels_of(drafter: DeviceDrafter | None, length: int, most: int) -> int:
+    """Return the levels of a draft of `length` tokens in such a round."""
+    if drafter is None or not hasattr(drafter, "levels"):
+        return length
+    return min(length, int(drafter.levels(passed_length(drafter, length, most))))
 
 
 def held_by(drafter: DeviceDrafter, most: int) -> int:

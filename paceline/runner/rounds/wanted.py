@@ -14,7 +14,7 @@ from typing import NamedTuple
 from paceline.kernels.edit_reference import Edits
 from paceline.runner.rounds.buckets import Bucket, Grid, judged_count
 from paceline.runner.rounds.device_state import edits_of
-from paceline.runner.rounds.protocol import DeviceDrafter, Landed, Seat, taps_of
+from paceline.runner.rounds.protocol import DeviceDrafter, Landed, Seat, passed_length, taps_of
 from paceline.runner.rounds.rules import judged
 from paceline.runner.rounds.scores import Scorer
 from paceline.sampling.sampler import Sampler
@@ -80,7 +80,8 @@ class WantedBuckets:
         lanes = [seat.lane for seat in seats]
         by = None if drafter is None else self._drafters[drafter]
         finds_fewer = by is not None and looks_up(by)
-        draft = self._grid.draft(max(by_drafter, default=0), finds_fewer=finds_fewer)
+        passed = passed_length(by, max(by_drafter, default=0), self._grid.max_draft)
+        draft = self._grid.draft(passed, finds_fewer=finds_fewer)
         offers = self._grid.draft(max(by_host, default=0), finds_fewer=True)
         edits, masks, own = self.edits(lanes), any(seat.masked for seat in seats), judged(seats)
         bucket = Bucket(

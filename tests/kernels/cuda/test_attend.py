@@ -12,6 +12,7 @@ from torch import Tensor
 from paceline.draft import Draft
 from paceline.kernels.base import PAGE_SIZE, Batch
 from paceline.kernels.cuda.attend import Attention, Rotation, block_for, tile_for
+from paceline.kernels.cuda.division import Work, division, paths_of
 from paceline.kernels.cuda.kv import CudaKV
 from paceline.kernels.cuda.rotate import rotate
 from paceline.kernels.quant import FP8
@@ -250,15 +251,16 @@ def test_rows_of_a_path_share_a_tail_bit_by_bit(window, form, dtype, device):
     assert torch.equal(apart, shared)
 
 
-def test_a_node_of_a_tree_is_blind_to_its_siblings_even_if_they_are_nan(dtype, device):
-    scene, attention = Scene((2, 1, 16), dtype, device), made(device)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_node_of_a_tree_is_blind_to_its_siblings_even_if_they_are_huge(form, dtype, device):
+    scene, attention = Scene((2, 1, 16), dtype, device), made(device, form, blocks=1)
     before = scene.attend(attention, BRANCHED)
-    nan = torch.full((1, 1, 16), float("nan"), device=device)
-    scene.kv.store(LAYER, scene.batch(BRANCHED).slots[2:3], torch.zeros_like(nan), nan)  # node 1
+    huge = torch.full((1, 1, 16), 3e38, device=device)
+    scene.kv.store(LAYER, scene.batch(BRANCHED).slots[2:3], torch.zeros_like(huge), huge)  # node 1
     after = scene.attend(attention, BRANCHED)
     others = [row for row in range(BRANCHED.rows) if row != 2]
     assert torch.equal(before[others], after[others])
-    assert after[2].isnan().all()
+    assert (after[2] > 1e30).all()
 
 
 def test_the_shape_of_a_block_leaves_no_trace(dtype, device):
@@ -397,13 +399,19 @@ def test_scratch_memory_grows_but_is_never_freed(dtype, device):
     close(scene.attend(attention, share(0, 40, 1)), scene.reference(share(0, 40, 1)))
 
 
-def test_many_narrow_blocks_have_two_warps(device):
+def test_many_narrow_blocks_have_two_warps():
     """Then all programs of 64 sequences of Llama-3.2-1B are on the device at once."""
-    attention = Attention(device=device)
-    assert attention._division(512, 2, 16, 2, narrow=True) == (1, 2, 2)
-    assert attention._division(512, 2, 16, 2, narrow=False) == (1, 4, 2)
-    assert attention._division(256, 2, 16, 2, narrow=True) == (1, 4, 2)
-    assert attention._division(512, 32, 16, 2, narrow=True) == (1, 8, 2)
+    narrow, wide = Work(16, 64, 2), Work(16, 128, 2)
+    assert division(512, 2, narrow) == (1, 2, 2)
+    assert division(512, 2, wide) == (1, 4, 2)
+    assert division(256, 2, narrow) == (1, 4, 2)
+    assert division(512, 32, narrow) == (1, 8, 2)
+
+
+def test_paths_have_programs_of_their_own_where_there_is_room():
+    """A sequence of SmolLM2, sixteen of them, and sixteen of Llama-3.1-8B whose chains fill the device."""
+    assert [paths_of(programs, 9) for programs in (9, 144, 256)] == [4, 2, 1]
+    assert paths_of(9, 3) == 3, "there are no more paths than rows"
 
 
 def test_tiles_and_splits_of_real_size(dtype, device):

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +16,11 @@ from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE, Batch
 from paceline.kernels.cpu.abi import BEAM
+from paceline.kernels.growth_reference import Growth, branch
 from paceline.kernels.noise import gumbel_noise
 from paceline.runner.heads.compiled import CompiledHead
 from paceline.runner.heads.protocol import Tree, TreeRequest
+from paceline.runner.rounds.device_state import DeviceState
 from paceline.sampling.sampler import Stream, noise_keys
 from tests.kernels.tiny_forward import RUNNABLE
 from tests.runner.heads.test_torch import COUNTS, FEATURES, FIRST, HEADS, TABLES, both, drawing, rows
@@ -100,13 +104,13 @@ def by_passes(
     return [best(tree, each, taken) for tree, each, taken in zip(trees, wanted, passes, strict=True)]
 
 
-def noise_of(head: CompiledHead, s: int, position: int) -> Tensor:
+def noise_of(head: Any, s: int, position: int) -> Tensor:
     keys = torch.from_numpy(noise_keys(SEEDS[s], np.array([position]), Stream.TOKEN))
     return gumbel_noise(keys, 97)[0][head.ids.long()]
 
 
 def guesses(
-    head: CompiledHead, logits: Tensor, inverse_temperature: float, noise: Tensor | None, width: int
+    head: Any, logits: Tensor, inverse_temperature: float, noise: Tensor | None, width: int
 ) -> tuple[list[int], list[float]]:
     """Tokens that may follow, the best first, and how likely the target accepts each (candidates.c)."""
     scores = logits if noise is None else logits * inverse_temperature + noise
@@ -118,11 +122,32 @@ def guesses(
     for rank, (place, score) in enumerate(zip(top.indices, top.values, strict=True)):
         q, behind = float(logits.softmax(0)[place]), float(top.values[0] - score) / unit
         if noise is None:
-            chances.append(q if rank else squash(0.8 * math.log(q / (1 - q)) + 0.2))
+            odds = q / (1 - q) if q < 1 else math.inf
+            chances.append(q if rank else squash(0.8 * math.log(odds) + 0.2))
         else:
             others = 1.06 * math.sqrt(q) - 0.56 * behind - 0.24 * rank - 1.31
             chances.append(squash(others if rank else 0.83 * math.sqrt(q) + 0.74 * ahead - 1.25))
     return tokens[:width], chances[:width]
+
+
+@pytest.mark.parametrize("inverse_temperature", [0.0, 0.8, 1.0, 2.5])
+def test_a_device_has_the_same_chances(inverse_temperature: float) -> None:
+    """One fit, three implementations: candidates.c, growth_reference.py and its kernel, which is tested against it."""
+    ids = torch.randperm(97, generator=torch.Generator().manual_seed(1))[:60].sort().values.int()
+    logits = 3 * torch.randn((len(SEEDS), 60), generator=torch.Generator().manual_seed(2))
+    logits[0, 5] = 40.0  # a token that is certain
+    state = DeviceState(lanes=3, width=40, scratch_page=9, device="cpu", max_draft=4)
+    state.lengths[:3] = torch.tensor([5, 9, 30])
+    state.seed[:3] = torch.tensor(SEEDS)
+    state.inverse_temperature[:3] = inverse_temperature
+    growth = Growth.empty(seats=3, width=3, levels=1, device="cpu")
+    branch(logits, state, growth, seats=torch.arange(3, dtype=torch.int32), level=0, ids=ids)
+    for s, row in enumerate(logits):
+        head = SimpleNamespace(ids=ids)
+        noise = noise_of(head, s, int(state.lengths[s])) if inverse_temperature else None
+        tokens, chances = guesses(head, row, inverse_temperature, noise, 3)
+        assert growth.top_tokens[s].tolist() == tokens
+        assert growth.top_chances[s].tolist() == pytest.approx(chances, abs=1e-6)
 
 
 def squash(x: float) -> float:

@@ -40,9 +40,12 @@ class Named:
     finds_fewer: bool
     taps: tuple[int, ...] = ()
     reader: None = None
+    tree: bool = False
+    max_draft: int = 8
 
 
-HEAD, LOOKUP, MODEL = Named(True, (1, 2)), Named(True), Named(False)
+HEAD, LOOKUP, MODEL = Named(True, (1, 2), max_draft=5), Named(True), Named(False)
+TREE = Named(True, (1, 2), tree=True)
 
 
 @dataclass
@@ -71,7 +74,7 @@ class Traffic:
 
     def start(self, *, scores: int) -> None:
         known = {
-            name: Drafts(5 if by.taps else GRID.max_draft, by.finds_fewer and not by.taps, plain=bool(by.taps))
+            name: Drafts(by.max_draft, by.finds_fewer and not by.taps, plain=bool(by.taps), whole=by.tree)
             for name, by in self.drafters.items()
         }
         self.graphs.start(GRID.start(known, scores=scores), seconds=1e9)
@@ -84,7 +87,7 @@ class Traffic:
                 params = SamplingParams.of(**rng.choice(PARAMETERS))
                 self.wanted.write(lane, Sampler(params, seed=lane, vocab_size=VOCAB, eos_ids=(0,)))
             drafter = rng.choice([None, *self.drafters])
-            longest = 0 if drafter is None else 5 if self.drafters[drafter].taps else GRID.max_draft
+            longest = 0 if drafter is None else self.drafters[drafter].max_draft
             seats = [self._seat(lane, rng, longest, grammars=grammars) for lane in lanes]
             wanted = self.wanted.find(seats, drafter, rng.choice([100, 700, 2000]))
             serves, made = self.graphs.find(wanted)
@@ -99,7 +102,7 @@ class Traffic:
         return Seat(lane, rng.randint(0, longest), masked=masked)
 
 
-ENGINES = [{}, {"eagle": HEAD}, {"ngram": LOOKUP}, {"model": MODEL}, {"eagle": HEAD, "ngram": LOOKUP}]
+ENGINES = [{}, {"eagle": HEAD}, {"eagle": TREE}, {"ngram": LOOKUP}, {"model": MODEL}, {"eagle": HEAD, "ngram": LOOKUP}]
 
 
 @pytest.mark.parametrize("drafters", ENGINES, ids=lambda drafters: "+".join(drafters) or "plain")
@@ -138,6 +141,18 @@ def test_a_penalty_among_many_costs_no_larger_drafts() -> None:
         served[name], _ = traffic.graphs.find(traffic.wanted.find(seats, "eagle", 2000))
     assert served["penalty"].edits
     assert served["plain"] == replace(served["penalty"], edits=False, scores=0)
+
+
+def test_trees_are_drafted_whole() -> None:
+    """Fewer of a tree's tokens would need as many passes, and kernels and graphs of their own."""
+    traffic = Traffic({"eagle": TREE})
+    for longest in (1, 4, 8):
+        wanted = traffic.wanted.find([Seat(0, longest), Seat(1, 0)], "eagle", 100)
+        assert wanted.draft == TREE.max_draft
+        assert wanted.rows <= 2 + 2 * 8
+    assert traffic.wanted.find([Seat(0, 0)], "eagle", 100).draft == 0
+    start = [*GRID.start({"eagle": Drafts(8, finds_fewer=False, plain=True, whole=True)})]
+    assert {bucket.draft for bucket in start} == {0, 8}
 
 
 def test_the_same_seats_want_rows_for_what_was_found_lately() -> None:
