@@ -135,10 +135,11 @@ def embedding(table, scales, token, k, known, hidden, vocab, FORMAT: tl.constexp
     if FORMAT == 3:  # NIBBLES
         q = tl.load(table + token * (hidden // 2) + k // 64 * 32 + k % 32, mask=known, other=0)
         q = tl.where(k % 64 < 32, q & 15, q >> 4)
+    elif FORMAT == 4:  # FLOAT8
+        pairs = tl.load(table + token * (tl.cdiv(hidden, 128) * 64) + k // 128 * 64 + k % 64, mask=known, other=0)
+        q = tl.where(k % 128 < 64, pairs, pairs >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
     else:
         q = tl.load(table + token * hidden + k, mask=known, other=0)
-    if FORMAT == 4:  # FLOAT8
-        q = q.to(tl.float8e4nv, bitcast=True)
     value = q.to(tl.float32)
     if FORMAT == 2 or FORMAT == 3:
         group = scales + 2 * (k // 32 * vocab + token)
