@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
@@ -125,3 +127,18 @@ def _join_quantised(weights: Sequence[Quantised], join: Join, device: torch.devi
         halves = q.view(len(q), -1, 2, GROUP)
         return (halves[:, :, 0] | (halves[:, :, 1] << 4)).flatten(1).contiguous(), scale, NIBBLES
     return q, scale, GROUPED
+
+
+@triton.jit
+def stored(q, n, k, known, inputs, FORMAT: tl.constexpr):
+    """Load numbers of any format as float32, without their scales."""
+    if FORMAT == 3:  # NIBBLES
+        bytes = tl.load(q + n * (inputs // 2) + k // 64 * 32 + k % 32, mask=known, other=0)
+        value = tl.where(k % 64 < 32, bytes & 15, bytes >> 4)
+    elif FORMAT == 4:  # FLOAT8
+        pairs = tl.load(q + n * (tl.cdiv(inputs, 128) * 64) + k // 128 * 64 + k % 64, mask=known, other=0)
+        bytes = tl.where(k % 128 < 64, pairs, pairs >> 8).to(tl.uint8)
+        value = bytes.to(tl.float8e4nv, bitcast=True)
+    else:
+        value = tl.load(q + n * inputs + k, mask=known, other=0)
+    return value.to(tl.float32)

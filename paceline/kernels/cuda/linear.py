@@ -11,7 +11,8 @@ The sum is rounded to the type of `out` before the epilogue. The weight is the f
 rows]), since tensor cores accept few rows only as the second factor. Beyond 64 rows, or 16 if tiles have half the size,
 there are several ways: cuBLAS, "the library", which may be told not to divide K, and the blocks of `many`. The first
 product of a shape and number of rows tries all on random numbers. Of those with the bits of the tiles it keeps the
-library, or from 1,024 rows on the fastest. For many rows a grouped format is expanded to floats once, not tile by tile.
+library, or from 1,024 rows on the fastest. For many rows a matrix of groups or 8-bit floats is expanded to floats once,
+not tile by tile.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from paceline.kernels.cuda.compiling import only_compiling
 from paceline.kernels.cuda.expand import expand
-from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES, CudaMatrix
+from paceline.kernels.cuda.formats import CHANNEL, FLOAT, CudaMatrix
 from paceline.kernels.cuda.many import BLOCKS, Block, Descriptors, added, finish, gated, multiply
 from paceline.kernels.cuda.tiles import FEW_ROWS, UNIT, Tiles, tiled_rows
 from paceline.kernels.cuda.ways import seconds_of, whole_sums
@@ -37,12 +38,11 @@ from paceline.kernels.cuda.ways import seconds_of, whole_sums
 # (H200, docs/experiments.md, "How much of the weights to fetch ahead").
 AHEAD = 256
 SILU, GELU = 1, 2  # activations
-SCALED = (CHANNEL, FLOAT8)  # formats whose sums are scaled once all parts are added
 ALONE_ROWS = 16  # rows up to which a program that adds all parts of a product is as fast as the norm behind it
 UNITS = 8  # elements; rows that blocks load are multiples of 16 bytes
 GATED_ROWS = 128  # rows up to which the second of BLOCKS, which applies the gate, is faster than the library
 MANY_ROWS = 1024  # rows from which a product takes much longer than its launch, and ways are compared by time
-EXPANDED_ROWS = 256  # rows from which a matrix of a grouped format is expanded
+EXPANDED_ROWS = 256  # rows from which a matrix of fewer bits is expanded, if that gives the same bits
 Way = Callable[..., None]
 
 
@@ -92,14 +92,14 @@ class Products:
         if way in (self.by_library, self.by_whole_library):
             with whole_sums() if way == self.by_whole_library else nullcontext():
                 return self._library_sums(x, matrix, torch.float32)
-        if way == self.by_tiles and len(x) > ALONE_ROWS and _spread(x, matrix) and matrix.format not in SCALED:
+        if way == self.by_tiles and len(x) > ALONE_ROWS and _spread(x, matrix) and matrix.format != CHANNEL:
             self.by_tiles(x, matrix, like, finished=False)
             return self.partial[: matrix.parts * like.numel()].view(matrix.parts, *like.shape)
         return None
 
     def _ready(self, matrix: CudaMatrix, x: Tensor) -> CudaMatrix:
         """Return the matrix, or what it is as floats if there are many rows."""
-        if matrix.format not in (GROUPED, NIBBLES) or len(x) < EXPANDED_ROWS:
+        if matrix.format in (FLOAT, CHANNEL) or len(x) < EXPANDED_ROWS:
             return matrix
         return expand(matrix, self._temporary((matrix.outputs, matrix.inputs), x.dtype, use="floats"))
 
@@ -307,24 +307,24 @@ def _eighths(pairs, HIGH: tl.constexpr, dtype: tl.constexpr):
 
     The machine's own conversions are slower than memory. Exponent and mantissa are in the places of bf16 once they are
     4 bits below the sign; a factor of 2^120, the difference of the biases of the exponents, is left."""
-    if dtype != tl.bfloat16:
-        byte = (pairs >> 8 if HIGH else pairs).to(tl.uint8)
-        return byte.to(tl.float8e4nv, bitcast=True).to(dtype)
-    sign: tl.constexpr = "mov.b32 s, $1; shr.u32 v, $1, 4;" if HIGH else "shl.b32 s, $1, 8; shl.b32 v, $1, 4;"
-    return tl.inline_asm_elementwise(
-        "{ .reg .b32 s, v, f; "
-        + sign
-        + """
-        and.b32 v, v, 0x07f007f0;
-        lop3.b32 v, s, 0x80008000, v, 0xea;
-        mov.b32 f, 0x7b807b80;
-        mul.bf16x2 $0, v, f; }""",
-        "=r,r",
-        [pairs],
-        dtype=tl.bfloat16,
-        is_pure=True,
-        pack=2,
-    )
+    if dtype == tl.bfloat16:
+        parts: tl.constexpr = "mov.b32 s, $1; shr.u32 v, $1, 4;" if HIGH else "shl.b32 s, $1, 8; shl.b32 v, $1, 4;"
+        value = tl.inline_asm_elementwise(
+            "{ .reg .b32 s, v, f; "
+            + parts
+            + """ and.b32 v, v, 0x07f007f0;
+            lop3.b32 v, s, 0x80008000, v, 0xea;
+            mov.b32 f, 0x7b807b80;
+            mul.bf16x2 $0, v, f; }""",
+            "=r,r",
+            [pairs],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        value = (pairs >> 8 if HIGH else pairs).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
+    return value
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -398,6 +398,8 @@ def _linear(
                 wt = wt.to(xt.dtype)
                 acc = tl.dot(wt, tl.trans(xt), acc, input_precision="ieee")
         total += acc
+    if FORMAT == 4:  # FLOAT8, whose scales are powers of two
+        total *= tl.load(scale + n, mask=known_n, other=0.0)[:, None]
     total = tl.trans(total)  # [rows, outputs]
     finishes = FINISHED
     if SPREAD:
@@ -414,7 +416,7 @@ def _linear(
                     total += tl.load(partial + part * size + at, mask=known, other=0.0, volatile=True)
                 tl.store(counters + program, 0)
     if finishes:
-        if FORMAT == 1 or FORMAT == 4:  # CHANNEL, FLOAT8
+        if FORMAT == 1:  # CHANNEL, whose sums are scaled once all parts are added
             total *= tl.load(scale + n, mask=known_n, other=0.0)[None, :]
         if BIAS:
             total += tl.load(bias + n, mask=known_n, other=0.0)[None, :]

@@ -79,7 +79,7 @@ def test_a_product_is_rounded_before_the_residual_is_added(parts: int, device: t
 
 @pytest.mark.parametrize("activation", [SILU, GELU])
 @pytest.mark.parametrize("rows", [2, 20])
-@pytest.mark.parametrize("format", ["floats", "int8", "int4"])
+@pytest.mark.parametrize("format", ["floats", "int8", "int4", "fp8"])
 def test_gate(activation: int, rows: int, format: str, device: torch.device, dtype: torch.dtype) -> None:
     x = random(rows, 320, device, dtype)
     pair = [random(96, 320, device, dtype, seed=seed) / 16 for seed in (1, 2)]
@@ -88,6 +88,7 @@ def test_gate(activation: int, rows: int, format: str, device: torch.device, dty
         "floats": lambda w: w,
         "int8": lambda w: quantise(w.float(), bits=8),
         "int4": lambda w: quantise(w.float(), bits=4, group=32),
+        "fp8": quantise_fp8,
     }[format]
     made = [make(w) for w in pair]
     matrix = pack(made, parts=1, gated=True, biases=bias, dtype=dtype, device=device)
@@ -135,21 +136,23 @@ def test_bits_of_a_row_depend_on_nothing_else(parts: int, device: torch.device, 
         assert close(out, x[:count].float() @ w.float().T, dtype)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("format", ["int4", "int8 groups", "fp8"])
 @pytest.mark.parametrize("parts", [1, 2])
 def test_expanded_matrices_give_the_same_bits(
-    bits: int, parts: int, device: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    format: str, parts: int, device: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An odd number of outputs, and of groups if there is one part."""
     inputs, counts = (2 * UNIT if parts == 2 else 96, (8, 40)) if not ON_GPU else (2 * UNIT, (64, 300))
     monkeypatch.setattr(linear, "EXPANDED_ROWS", counts[1])
     w, x = random(70, inputs, device, dtype), random(counts[1], inputs, device, dtype, seed=1)
-    matrix = pack([quantise(w.float(), bits=bits, group=32)], parts=parts, dtype=dtype, device=device)
+    bits = 4 if format == "int4" else 8
+    weight = quantise_fp8(w.float()) if format == "fp8" else quantise(w.float(), bits=bits, group=32)
+    matrix = pack([weight], parts=parts, dtype=dtype, device=device)
     product, few, many = products(matrix, device), *(torch.empty(n, 70, device=device, dtype=dtype) for n in counts)
     product(x[: counts[0]], matrix, few)
     product(x, matrix, many)
     assert torch.equal(many[: counts[0]], few)
-    assert close(many, x.float() @ dequantise(quantise(w.float(), bits=bits, group=32)).to(device).T, dtype)
+    assert close(many, x.float() @ dequantise(weight).to(device).T, dtype)
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -187,7 +190,7 @@ def test_blocks_give_the_bits_of_tiles(block: Block, operation: str, device: tor
     assert torch.equal(mine, other)
 
 
-@pytest.mark.parametrize("format", ["floats", "int4", "int8"])
+@pytest.mark.parametrize("format", ["floats", "int4", "int8", "fp8"])
 @pytest.mark.parametrize("rows", [16, 18])
 def test_the_norm_finishes_parts(format: str, rows: int, device: torch.device, dtype: torch.dtype) -> None:
     """Parts that are left to the norm give the bits of a product that adds them itself."""
@@ -196,6 +199,7 @@ def test_the_norm_finishes_parts(format: str, rows: int, device: torch.device, d
         "floats": lambda w: w,
         "int4": lambda w: quantise(w, bits=4, group=32),
         "int8": lambda w: quantise(w, bits=8),
+        "fp8": quantise_fp8,
     }
     matrix = pack([make[format](w.float().cpu())], parts=2, dtype=dtype, device=device)
     product, weight = products(matrix, device), random(1, 128, device, torch.float32, seed=2)[0]
