@@ -31,7 +31,7 @@ from paceline.kernels.cuda.compiling import only_compiling
 from paceline.kernels.cuda.expand import expand
 from paceline.kernels.cuda.formats import CHANNEL, FLOAT, CudaMatrix
 from paceline.kernels.cuda.many import BLOCKS, Block, Descriptors, added, finish, gated, multiply
-from paceline.kernels.cuda.tiles import FEW_ROWS, UNIT, Tiles, tiled_rows
+from paceline.kernels.cuda.tiles import FEW_ROWS, SPREAD_ROWS, UNIT, Tiles, tiled_rows
 from paceline.kernels.cuda.ways import seconds_of, whole_sums
 
 # Inputs of each output whose weights are prefetched before the rows are ready; more slow down the previous kernel
@@ -52,7 +52,7 @@ def _power_below(count: int) -> int:
 
 def _spread(x: Tensor, matrix: CudaMatrix) -> bool:
     """Return True if each part of a product by tiles has programs of its own."""
-    return matrix.parts > 1 and len(x) <= FEW_ROWS
+    return matrix.parts > 1 and len(x) <= SPREAD_ROWS
 
 
 class Products:
@@ -62,9 +62,10 @@ class Products:
         """`matrices` are all that it will multiply with; they fix the size of the scratch memory."""
         self.pdl = pdl
         size = max((matrix.parts * matrix.outputs for matrix in matrices if matrix.parts > 1), default=1)
-        self.partial = torch.empty(FEW_ROWS * size, dtype=torch.float32, device=device)
+        self.partial = torch.empty(SPREAD_ROWS * size, dtype=torch.float32, device=device)
         self.counters = torch.zeros(1 << 14, dtype=torch.int32, device=device)  # 0 between launches
         self._ways: dict[tuple[object, ...], Way] = {}  # by operation, shape and rows
+        self._compiled: dict[tuple[object, ...], Way] = {}  # ways that were compiled, before any is chosen
         self._descriptors = Descriptors()
         self._scratch: dict[tuple[str, int], Tensor] = {}  # by use and bytes
 
@@ -108,15 +109,15 @@ class Products:
         if len(x) <= tiled or matrix.format != FLOAT or not x.is_cuda:
             return self.by_tiles
         key = (len(x), *matrix.q.shape, matrix.parts, matrix.bias is None, residual, activation, out.dtype)
-        if key in self._ways:
-            return self._ways[key]
+        known = self._compiled | self._ways if only_compiling() else self._ways
+        if key in known:
+            return known[key]
         capturing = torch.cuda.is_current_stream_capturing()
         assert not capturing, "no way is chosen for this product: make the same call once before capturing it"
         kept, self._descriptors = self._descriptors, Descriptors()  # a descriptor keeps its tensor: forget the tries
         fastest = self._fastest(x, matrix, out, residual, activation)
         self._descriptors = kept
-        if not only_compiling():
-            self._ways[key] = fastest
+        (self._compiled if only_compiling() else self._ways)[key] = fastest
         return fastest
 
     def _fastest(self, x: Tensor, matrix: CudaMatrix, out: Tensor, residual: bool, activation: int) -> Way:
