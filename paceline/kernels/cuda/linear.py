@@ -289,17 +289,14 @@ def _fetch(pointer, rows, first, inputs, known, AHEAD: tl.constexpr):
 
 
 @triton.jit
-def _add_pairs(acc, x, w, r, n, first, last, inputs, x_stride, known_r, known_n, EVEN: tl.constexpr):
-    """Add the product of the 128 inputs from `first` on, whose bytes of e4m3 lie in 64 pairs."""
-    i = tl.arange(0, 64)
-    at = w + n[:, None] * (tl.cdiv(inputs, 128) * 64) + first // 2 + i[None, :]
-    pairs = tl.load(at) if EVEN else tl.load(at, mask=known_n[:, None] & (first < last), other=0)
-    for half in tl.static_range(2):
-        k = first + 64 * half + i
-        inside = known_r[:, None] if EVEN else known_r[:, None] & (k < last)[None, :]
-        xt = tl.load(x + r[:, None] * x_stride + k[None, :], mask=inside, other=0.0)
-        acc = tl.dot(_eighths(pairs, half, xt.dtype), tl.trans(xt), acc, input_precision="ieee")
-    return acc
+def _unpaired(pairs, dtype: tl.constexpr):
+    """Convert pairs of e4m3 [outputs, inputs / 2] to `dtype` [outputs, inputs], for one product: of two products in a
+    step the machine would compute one after the other, and wait for each."""
+    outputs: tl.constexpr = pairs.shape[0]
+    blocks: tl.constexpr = pairs.shape[1] // 64
+    halves = tl.join(_eighths(pairs, False, dtype), _eighths(pairs, True, dtype))  # [outputs, inputs / 2, 2]
+    apart = tl.permute(tl.reshape(halves, (outputs, blocks, 64, 2)), (0, 1, 3, 2))
+    return tl.reshape(apart, (outputs, blocks * 128))
 
 
 @triton.jit
@@ -382,21 +379,18 @@ def _linear(
                         known_n,
                         FORMAT,
                     )
-            elif FORMAT == 4:  # FLOAT8
-                for step in tl.static_range(BLOCK_K // 128):
-                    at = k0 + 128 * step
-                    acc = _add_pairs(acc, x, w, r, n, at, last, inputs, x_stride, known_r, known_n, EVEN)
             else:
                 k = k0 + tl.arange(0, BLOCK_K)
                 inside = known_r[:, None] if EVEN else known_r[:, None] & (k < last)[None, :]
                 xt = tl.load(x + r[:, None] * x_stride + k[None, :], mask=inside, other=0.0)
-                if EVEN:
-                    wt = tl.load(w + n[:, None] * inputs + k[None, :])
+                if FORMAT == 4:  # FLOAT8
+                    at = k0 // 2 + tl.arange(0, BLOCK_K // 2)
+                    place = n[:, None] * (tl.cdiv(inputs, 128) * 64) + at[None, :]
+                    wanted = (at // 64 * 128 < last)[None, :]
                 else:
-                    wt = tl.load(
-                        w + n[:, None] * inputs + k[None, :], mask=known_n[:, None] & (k < last)[None, :], other=0
-                    )
-                wt = wt.to(xt.dtype)
+                    place, wanted = n[:, None] * inputs + k[None, :], (k < last)[None, :]
+                wt = tl.load(w + place) if EVEN else tl.load(w + place, mask=known_n[:, None] & wanted, other=0)
+                wt = _unpaired(wt, xt.dtype) if FORMAT == 4 else wt.to(xt.dtype)
                 acc = tl.dot(wt, tl.trans(xt), acc, input_precision="ieee")
         total += acc
     if FORMAT == 4:  # FLOAT8, whose scales are powers of two
