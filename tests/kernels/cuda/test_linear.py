@@ -6,12 +6,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.kernels.cuda import linear
+from paceline.kernels.cuda.compiling import compiling, only_compiling
 from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES, CudaMatrix, pack
 from paceline.kernels.cuda.linear import ALONE_ROWS, GELU, SILU, Products
 from paceline.kernels.cuda.many import BLOCKS, Block, finish
 from paceline.kernels.cuda.norm import finish_norm, norm
 from paceline.kernels.cuda.tiles import MOST, PROCESSORS, UNIT, Tiles, parts_of, tiled_rows
-from paceline.kernels.quant import dequantise, quantise, quantise_fp8
+from paceline.kernels.quant import FP8, Float8, dequantise, quantise, quantise_fp8
 from tests.kernels.cuda.conftest import ON_GPU
 
 SHAPES = [(64, 512), (96, 576), (200, 1024), (65, 320)]
@@ -246,6 +247,23 @@ def test_the_library_adds_the_residual(rows: int, outputs: int, inputs: int) -> 
     assert product._way(x, matrix, mine, True, 0) != product.by_tiles
 
 
+@pytest.mark.skipif(not ON_GPU, reason="there is no library to compare with")
+def test_ways_are_tried_once_while_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And once more afterwards, because nothing was computed then."""
+    device, dtype = torch.device("cuda"), torch.bfloat16
+    x, w = random(320, 1024, device, dtype), random(4096, 1024, device, dtype, seed=1)
+    matrix = pack([w], parts=1, dtype=dtype, device=device)
+    product, out, tries = products(matrix, device), torch.empty((320, 4096), device=device, dtype=dtype), []
+    fastest = product._fastest
+    monkeypatch.setattr(product, "_fastest", lambda *given: tries.append(only_compiling()) or fastest(*given))
+    with compiling():
+        for _ in range(3):
+            product(x, matrix, out)
+    for _ in range(3):
+        product(x, matrix, out)
+    assert tries == [True, False]
+
+
 @pytest.mark.parametrize(("rows", "activation", "first"), [(128, SILU, False), (129, SILU, True), (128, 0, True)])
 def test_blocks_come_first_for_few_gated_rows(rows: int, activation: int, first: bool, device: torch.device) -> None:
     """There the library needs another launch for the gate. The first way with the right bits is taken."""
@@ -254,6 +272,16 @@ def test_blocks_come_first_for_few_gated_rows(rows: int, activation: int, first:
     ways = product._candidates(x, torch.empty((rows, 128), dtype=torch.bfloat16, device=device), activation)
     assert (ways[0] == product.by_library) == first
     assert product.by_library in ways
+
+
+def test_every_byte_of_a_float_is_exact(device: torch.device, dtype: torch.dtype) -> None:
+    """Subnormal numbers included; a row of ones and zeros selects the inputs one by one."""
+    bytes = torch.arange(256, dtype=torch.uint8).where(torch.arange(256) % 128 != 127, 0).to(device)  # without NaN
+    weight = Float8(torch.stack([bytes.roll(i) for i in range(64)]).view(FP8), torch.full((64, 1), 0.25, device=device))
+    matrix = pack([weight], parts=1, dtype=dtype, device=device)
+    out = torch.full((256, 64), torch.nan, device=device, dtype=torch.float32)
+    products(matrix, device).by_tiles(torch.eye(256, device=device, dtype=dtype), matrix, out)
+    assert torch.equal(out.T, dequantise(weight))
 
 
 def test_few_rows_have_small_tiles() -> None:
