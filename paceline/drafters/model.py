@@ -42,7 +42,7 @@ from paceline.sampling.sampler import RowGroup, sample
 
 logger = logging.getLogger(__name__)
 FORMATS: tuple[Format, ...] = ("int4-all", "int8")  # formats of a drafter on a CPU, the fewest bytes first
-# Format of a drafter on a GPU, the fastest there (docs/experiments.md, "The format of a draft model on a GPU").
+# Format of a drafter on a GPU: half the bytes of bf16 (docs/experiments.md, "The format of a draft model on a GPU").
 GPU_FORMAT: Format = "fp8"
 
 
