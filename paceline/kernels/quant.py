@@ -6,8 +6,8 @@ weights are symmetric: their minimum is -128 * scale. Scales and minimums of gro
 A product quantises its input to int8 with one scale for each group of 32 inputs of a row, sums exactly in integers
 inside a group, and adds groups in order: a row's result never depends on other rows.
 
-`Float8` is `scale * q`; q is e4m3 (4 bits of exponent, 3 of mantissa), and each output channel has one scale. Its
-products do not quantise their input.
+`Float8` is `scale * q`; q is e4m3 (4 bits of exponent, 3 of mantissa), and each output channel has one scale, a power
+of two. Its products do not quantise their input.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def quantise(weight: Tensor, *, bits: int = 8, group: int | None = None) -> Quan
 
 
 def quantise_fp8(weight: Tensor) -> Float8:
-    """Round weight [n, k] to 8-bit floats. The scale of a row maps its largest number to the largest of FP8."""
+    """Round weight [n, k] to 8-bit floats. The scale of a row is the power of two that lets its largest number fit, so
+    that scaling is exact: before a sum or after it, in 16 bits or in 32."""
     pieces = [_float8(piece.float()) for piece in torch.split(weight, _rows_at_a_time(weight))]
     q, scale = (torch.cat(parts) for parts in zip(*pieces, strict=True))
     return Float8(q=q.view(FP8), scale=scale)
@@ -92,7 +93,8 @@ def quantise_fp8(weight: Tensor) -> Float8:
 
 def _float8(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Convert rows [n, k] to bytes of e4m3, and return their scales [n, 1], too."""
-    scale = rows.abs().amax(dim=-1, keepdim=True) / FP8_MAX
+    least = rows.abs().amax(dim=-1, keepdim=True) / FP8_MAX
+    scale = least / _step(least.frexp().mantissa)[..., 0]
     q = (rows / _step(scale)[..., 0]).clamp_(-FP8_MAX, FP8_MAX)  # larger numbers would become NaN
     return q.to(FP8).view(torch.uint8), scale
 

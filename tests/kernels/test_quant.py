@@ -130,16 +130,18 @@ def test_8_bit_floats_are_as_near_as_their_mantissa():
     eight = quantise_fp8(weight)
     top = weight.abs().amax(dim=1, keepdim=True)
     error = (dequantise(eight) - weight).abs()
-    smallest = top / 448 * 2**-9  # half a step of the subnormals, and some more for the scale's rounding
+    smallest = top / 224 * 2**-10  # half a step of the subnormals
     assert (error <= weight.abs() / 16 * 1.001 + smallest).all()
     assert eight.q.dtype == torch.float8_e4m3fn
     assert eight.scale.shape == (24, 1)
-    assert torch.equal(eight.q.float().abs().amax(dim=1), torch.full((24,), 448.0))
+    assert (eight.scale.frexp().mantissa == 0.5).all(), "a scale is no power of two"
+    assert (eight.q.float().abs().amax(dim=1) >= 224).all()
 
 
 @pytest.mark.parametrize("value", [0.0, 0.25, -3.0, 1e-30, 1e30])
 def test_8_bit_floats_of_a_constant(value):
-    torch.testing.assert_close(dequantise(quantise_fp8(torch.full((3, 8), value))), torch.full((3, 8), value))
+    constant = torch.full((3, 8), value)
+    torch.testing.assert_close(dequantise(quantise_fp8(constant)), constant, rtol=1 / 16, atol=0)
 
 
 def test_a_product_with_8_bit_floats():

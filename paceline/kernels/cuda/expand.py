@@ -1,7 +1,7 @@
-"""Matrices of a grouped format as floats: the numbers that products use, computed once and not in every product.
+"""Matrices of groups or 8-bit floats as floats: the numbers that products use, computed once and not in every product.
 
-They take two to four times the memory. Where a device has room they are kept; else they are made for a product of so
-many rows that reading them is not what takes time.
+They take two to four times the memory. Where a device has room, those of groups are kept, whose products are slow; else
+they are made for a product of so many rows that reading them is not what takes time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.kernels.cuda.formats import FLOAT, GROUPED, NIBBLES, CudaMatrix
+from paceline.kernels.cuda.formats import FLOAT, GROUPED, NIBBLES, CudaMatrix, stored
 from paceline.kernels.quant import Weight, values_of
 
 FLOATS_SHARE = 0.25  # share of a device's memory up to which quantised weights are kept in 16 bits
@@ -30,14 +30,14 @@ def has_room(weights: Mapping[str, Weight], device: torch.device) -> bool:
 
 
 def expanded(matrix: CudaMatrix, *, dtype: torch.dtype) -> CudaMatrix:
-    """Return a matrix as floats, in memory of its own; one of another format stays as it is."""
+    """Return a matrix of a grouped format as floats, in memory of its own; one of another format stays as it is."""
     if matrix.format not in (GROUPED, NIBBLES):
         return matrix
     return expand(matrix, torch.empty((matrix.outputs, matrix.inputs), dtype=dtype, device=matrix.q.device))
 
 
 def expand(matrix: CudaMatrix, out: Tensor) -> CudaMatrix:
-    """Fill out [outputs, inputs] with the numbers of a matrix of a grouped format; return a matrix of these floats."""
+    """Fill out [outputs, inputs] with the numbers of a matrix of groups or 8-bit floats; return a matrix of these."""
     assert matrix.scale is not None
     grid = (triton.cdiv(matrix.outputs, OUTPUTS), triton.cdiv(matrix.inputs, 64))
     _expand[grid](
@@ -47,23 +47,22 @@ def expand(matrix: CudaMatrix, out: Tensor) -> CudaMatrix:
         matrix.outputs,
         matrix.inputs,
         OUTPUTS=OUTPUTS,
-        PACKED=matrix.format == NIBBLES,
+        FORMAT=matrix.format,
         num_warps=4,
     )
     return replace(matrix, q=out, format=FLOAT, scale=None)
 
 
 @triton.jit
-def _expand(q, scale, out, outputs, inputs, OUTPUTS: tl.constexpr, PACKED: tl.constexpr):
+def _expand(q, scale, out, outputs, inputs, OUTPUTS: tl.constexpr, FORMAT: tl.constexpr):
     n = (tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)).to(tl.int64)[:, None]
     k = tl.program_id(1) * 64 + tl.arange(0, 64)[None, :]
     known = (n < outputs) & (k < inputs)
-    if PACKED:
-        packed = tl.load(q + n * (inputs // 2) + k // 64 * 32 + k % 32, mask=known, other=0)
-        value = tl.where(k % 64 < 32, packed & 15, packed >> 4)
+    value = stored(q, n, k, known, inputs, FORMAT)
+    if FORMAT == 4:  # FLOAT8
+        value *= tl.load(scale + n, mask=n < outputs, other=0.0)
     else:
-        value = tl.load(q + n * inputs + k, mask=known, other=0)
-    pair = scale + 2 * (k // 32 * outputs + n)
-    step = tl.load(pair, mask=known, other=0.0).to(tl.float32)
-    low = tl.load(pair + 1, mask=known, other=0.0).to(tl.float32)
-    tl.store(out + n * inputs + k, (value.to(tl.float32) * step + low).to(out.dtype.element_ty), mask=known)
+        pair = scale + 2 * (k // 32 * outputs + n)
+        step = tl.load(pair, mask=known, other=0.0).to(tl.float32)
+        value = value * step + tl.load(pair + 1, mask=known, other=0.0).to(tl.float32)
+    tl.store(out + n * inputs + k, value.to(out.dtype.element_ty), mask=known)

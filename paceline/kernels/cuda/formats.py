@@ -2,12 +2,13 @@
 
     FLOAT    q [n, k] of the activations' type
     CHANNEL  q int8 [n, k],                   w = q · scale[n]
-    FLOAT8   q uint8 [n, k], bytes of e4m3,   w = q · scale[n]
+    FLOAT8   q int16 [n, k / 2], e4m3 pairs,  w = q · scale[n]
     GROUPED  q uint8 [n, k],                  w = q · scale[k / 32, n, 0] + scale[k / 32, n, 1]
     NIBBLES  q uint8 [n, k / 2], 4 bits,      w = q · scale[k / 32, n, 0] + scale[k / 32, n, 1]
 
 The scales and minimums of a group lie side by side for all outputs, so that a tile of outputs reads them in one load.
-NIBBLES packs 64 inputs into 32 bytes: the first 32 inputs in the low halves, the other 32 in the high halves. A gated
+NIBBLES packs 64 inputs into 32 bytes: the first 32 inputs in the low halves, the other 32 in the high halves. FLOAT8
+packs 128 inputs into 64 pairs: the first 64 are low bytes, the other 64 high ones; zeros fill the last 128. A gated
 matrix has the outputs of gate and up in turns (gate 0, up 0, gate 1, …), so that a tile of outputs has both. `parts`
 is the number of ranges of K that a sum is divided into, see `linear`; it depends on the matrix, never on a batch.
 """
@@ -18,11 +19,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
 from paceline.kernels.quant import GROUP, Float8, Quantised, dequantise, quantise, quantise_fp8, values_of
 
 FLOAT, CHANNEL, GROUPED, NIBBLES, FLOAT8 = 0, 1, 2, 3, 4
+PAIRS = 64  # pairs of FLOAT8 that lie together
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +100,14 @@ def _join(
     eights = [weight for weight in weights if isinstance(weight, Float8)]
     if eights:
         q = join([weight.q.to(device).view(torch.uint8) for weight in eights])
-        return q, join([weight.scale.to(device).flatten() for weight in eights]), FLOAT8
+        return _paired(q), join([weight.scale.to(device).flatten() for weight in eights]), FLOAT8
     return _join_quantised([weight for weight in weights if isinstance(weight, Quantised)], join, device)
+
+
+def _paired(bytes: Tensor) -> Tensor:
+    """Pack bytes [n, k] into pairs int16 [n, k / 2], with zeros behind the last inputs."""
+    filled = functional.pad(bytes, (0, -bytes.shape[1] % (2 * PAIRS)))
+    return filled.view(len(bytes), -1, 2, PAIRS).transpose(2, 3).contiguous().view(torch.int16).flatten(1)
 
 
 def _join_quantised(weights: Sequence[Quantised], join: Join, device: torch.device | str) -> Joined:
@@ -116,3 +127,18 @@ def _join_quantised(weights: Sequence[Quantised], join: Join, device: torch.devi
         halves = q.view(len(q), -1, 2, GROUP)
         return (halves[:, :, 0] | (halves[:, :, 1] << 4)).flatten(1).contiguous(), scale, NIBBLES
     return q, scale, GROUPED
+
+
+@triton.jit
+def stored(q, n, k, known, inputs, FORMAT: tl.constexpr):
+    """Load numbers of any format as float32, without their scales."""
+    if FORMAT == 3:  # NIBBLES
+        bytes = tl.load(q + n * (inputs // 2) + k // 64 * 32 + k % 32, mask=known, other=0)
+        value = tl.where(k % 64 < 32, bytes & 15, bytes >> 4)
+    elif FORMAT == 4:  # FLOAT8
+        pairs = tl.load(q + n * (tl.cdiv(inputs, 128) * 64) + k // 128 * 64 + k % 64, mask=known, other=0)
+        bytes = tl.where(k % 128 < 64, pairs, pairs >> 8).to(tl.uint8)
+        value = bytes.to(tl.float8e4nv, bitcast=True)
+    else:
+        value = tl.load(q + n * inputs + k, mask=known, other=0)
+    return value.to(tl.float32)

@@ -12,7 +12,8 @@ rows]), since tensor cores accept few rows only as the second factor. Beyond 64 
 there are several ways: cuBLAS, "the library", which may be told not to divide K, and the blocks of `many`. At the start
 the first product of a shape and number of rows tries them on random numbers. Of those with the bits of the tiles it
 keeps the library, or from 1,024 rows on the fastest. Later, a number of rows that the start has not met takes blocks,
-whose bits do not depend on it. For many rows a grouped format is expanded to floats once, not tile by tile.
+whose bits do not depend on it. For many rows a matrix of groups or 8-bit floats is expanded to floats once, not tile by
+tile.
 """
 
 from __future__ import annotations
@@ -29,21 +30,20 @@ from torch import Tensor
 
 from paceline.kernels.cuda.compiling import only_compiling
 from paceline.kernels.cuda.expand import expand
-from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES, CudaMatrix
+from paceline.kernels.cuda.formats import CHANNEL, FLOAT, CudaMatrix
 from paceline.kernels.cuda.many import BLOCKS, Block, Descriptors, added, finish, gated, multiply
-from paceline.kernels.cuda.tiles import FEW_ROWS, UNIT, Tiles, tiled_rows
+from paceline.kernels.cuda.tiles import FEW_ROWS, SPREAD_ROWS, UNIT, Tiles, tiled_rows
 from paceline.kernels.cuda.ways import KnownWays, Way, compares, seconds_of, whole_sums
 
 # Inputs of each output whose weights are prefetched before the rows are ready; more slow down the previous kernel
 # (H200, docs/experiments.md, "How much of the weights to fetch ahead").
 AHEAD = 256
 SILU, GELU = 1, 2  # activations
-SCALED = (CHANNEL, FLOAT8)  # formats whose sums are scaled once all parts are added
 ALONE_ROWS = 16  # rows up to which a program that adds all parts of a product is as fast as the norm behind it
 UNITS = 8  # elements; rows that blocks load are multiples of 16 bytes
 GATED_ROWS = 128  # rows up to which the second of BLOCKS, which applies the gate, is faster than the library
 MANY_ROWS = 1024  # rows from which a product takes much longer than its launch, and ways are compared by time
-EXPANDED_ROWS = 256  # rows from which a matrix of a grouped format is expanded
+EXPANDED_ROWS = 256  # rows from which a matrix of fewer bits is expanded, if that gives the same bits
 
 
 def _power_below(count: int) -> int:
@@ -52,7 +52,7 @@ def _power_below(count: int) -> int:
 
 def _spread(x: Tensor, matrix: CudaMatrix) -> bool:
     """Return True if each part of a product by tiles has programs of its own."""
-    return matrix.parts > 1 and len(x) <= FEW_ROWS
+    return matrix.parts > 1 and len(x) <= SPREAD_ROWS
 
 
 class Products:
@@ -62,9 +62,10 @@ class Products:
         """`matrices` are all that it will multiply with; they fix the size of the scratch memory."""
         self.pdl = pdl
         size = max((matrix.parts * matrix.outputs for matrix in matrices if matrix.parts > 1), default=1)
-        self.partial = torch.empty(FEW_ROWS * size, dtype=torch.float32, device=device)
+        self.partial = torch.empty(SPREAD_ROWS * size, dtype=torch.float32, device=device)
         self.counters = torch.zeros(1 << 14, dtype=torch.int32, device=device)  # 0 between launches
         self._ways = KnownWays()
+        self._compiled = KnownWays()  # ways that were compiled, before any is chosen
         self._descriptors = Descriptors()
         self._scratch: dict[tuple[str, int], Tensor] = {}  # by use and bytes
 
@@ -92,14 +93,14 @@ class Products:
         if way in self._libraries:
             with whole_sums() if way == self.by_whole_library else nullcontext():
                 return self._library_sums(x, matrix, torch.float32)
-        if way == self.by_tiles and len(x) > ALONE_ROWS and _spread(x, matrix) and matrix.format not in SCALED:
+        if way == self.by_tiles and len(x) > ALONE_ROWS and _spread(x, matrix) and matrix.format != CHANNEL:
             self.by_tiles(x, matrix, like, finished=False)
             return self.partial[: matrix.parts * like.numel()].view(matrix.parts, *like.shape)
         return None
 
     def _ready(self, matrix: CudaMatrix, x: Tensor) -> CudaMatrix:
         """Return the matrix, or what it is as floats if there are many rows."""
-        if matrix.format not in (GROUPED, NIBBLES) or len(x) < EXPANDED_ROWS:
+        if matrix.format in (FLOAT, CHANNEL) or len(x) < EXPANDED_ROWS:
             return matrix
         return expand(matrix, self._temporary((matrix.outputs, matrix.inputs), x.dtype, use="floats"))
 
@@ -108,7 +109,7 @@ class Products:
         if len(x) <= tiled or matrix.format != FLOAT or not x.is_cuda:
             return self.by_tiles
         kind = (*matrix.q.shape, matrix.parts, matrix.bias is None, residual, activation, out.dtype)
-        if known := self._ways.of(kind, len(x)):
+        if known := self._ways.of(kind, len(x)) or (only_compiling() and self._compiled.of(kind, len(x))):
             return known[0]
         near = self._ways.near(kind, len(x))
         if not compares():
@@ -117,8 +118,7 @@ class Products:
         kept, self._descriptors = self._descriptors, Descriptors()  # a descriptor keeps its tensor: forget the tries
         ways = self._tried(x, matrix, out, residual, activation, near)
         self._descriptors = kept
-        if not only_compiling():
-            self._ways.add(kind, len(x), ways)
+        (self._compiled if only_compiling() else self._ways).add(kind, len(x), ways)
         return ways[0]
 
     def _tried(
@@ -295,6 +295,43 @@ def _fetch(pointer, rows, first, inputs, known, AHEAD: tl.constexpr):
     )
 
 
+@triton.jit
+def _unpaired(pairs, dtype: tl.constexpr):
+    """Convert pairs of e4m3 [outputs, inputs / 2] to `dtype` [outputs, inputs], for one product: of two products in a
+    step the machine would compute one after the other, and wait for each."""
+    outputs: tl.constexpr = pairs.shape[0]
+    blocks: tl.constexpr = pairs.shape[1] // 64
+    halves = tl.join(_eighths(pairs, False, dtype), _eighths(pairs, True, dtype))  # [outputs, inputs / 2, 2]
+    apart = tl.permute(tl.reshape(halves, (outputs, blocks, 64, 2)), (0, 1, 3, 2))
+    return tl.reshape(apart, (outputs, blocks * 128))
+
+
+@triton.jit
+def _eighths(pairs, HIGH: tl.constexpr, dtype: tl.constexpr):
+    """Return the low or HIGH bytes of pairs, which are e4m3, as `dtype`, exactly.
+
+    The machine's own conversions are slower than memory. Exponent and mantissa are in the places of bf16 once they are
+    4 bits below the sign; a factor of 2^120, the difference of the biases of the exponents, is left."""
+    if dtype == tl.bfloat16:
+        parts: tl.constexpr = "mov.b32 s, $1; shr.u32 v, $1, 4;" if HIGH else "shl.b32 s, $1, 8; shl.b32 v, $1, 4;"
+        value = tl.inline_asm_elementwise(
+            "{ .reg .b32 s, v, f; "
+            + parts
+            + """ and.b32 v, v, 0x07f007f0;
+            lop3.b32 v, s, 0x80008000, v, 0xea;
+            mov.b32 f, 0x7b807b80;
+            mul.bf16x2 $0, v, f; }""",
+            "=r,r",
+            [pairs],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        value = (pairs >> 8 if HIGH else pairs).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
+    return value
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _linear(
     x,  # [rows, inputs]
@@ -321,6 +358,8 @@ def _linear(
     known_r = r < rows
     if AHEAD >= 64 and FORMAT == 0:
         _fetch(w, n, tl.program_id(1) * share, inputs, known_n, AHEAD)
+    if AHEAD >= 128 and FORMAT == 4:  # pairs
+        _fetch(w, n, tl.program_id(1) * share // 2, tl.cdiv(inputs, 128) * 64, known_n, AHEAD // 2)
     if PDL:
         tl.extra.cuda.gdc_wait()
     total = tl.zeros((BLOCK_N, BLOCK_R), tl.float32)
@@ -351,17 +390,18 @@ def _linear(
                 k = k0 + tl.arange(0, BLOCK_K)
                 inside = known_r[:, None] if EVEN else known_r[:, None] & (k < last)[None, :]
                 xt = tl.load(x + r[:, None] * x_stride + k[None, :], mask=inside, other=0.0)
-                if EVEN and FORMAT == 0:
-                    wt = tl.load(w + n[:, None] * inputs + k[None, :])
+                if FORMAT == 4:  # FLOAT8
+                    at = k0 // 2 + tl.arange(0, BLOCK_K // 2)
+                    place = n[:, None] * (tl.cdiv(inputs, 128) * 64) + at[None, :]
+                    wanted = (at // 64 * 128 < last)[None, :]
                 else:
-                    wt = tl.load(
-                        w + n[:, None] * inputs + k[None, :], mask=known_n[:, None] & (k < last)[None, :], other=0
-                    )
-                    if FORMAT == 4:  # FLOAT8
-                        wt = wt.to(tl.float8e4nv, bitcast=True)
-                    wt = wt.to(xt.dtype)
+                    place, wanted = n[:, None] * inputs + k[None, :], (k < last)[None, :]
+                wt = tl.load(w + place) if EVEN else tl.load(w + place, mask=known_n[:, None] & wanted, other=0)
+                wt = _unpaired(wt, xt.dtype) if FORMAT == 4 else wt.to(xt.dtype)
                 acc = tl.dot(wt, tl.trans(xt), acc, input_precision="ieee")
         total += acc
+    if FORMAT == 4:  # FLOAT8, whose scales are powers of two
+        total *= tl.load(scale + n, mask=known_n, other=0.0)[:, None]
     total = tl.trans(total)  # [rows, outputs]
     finishes = FINISHED
     if SPREAD:
@@ -378,7 +418,7 @@ def _linear(
                     total += tl.load(partial + part * size + at, mask=known, other=0.0, volatile=True)
                 tl.store(counters + program, 0)
     if finishes:
-        if FORMAT == 1 or FORMAT == 4:  # CHANNEL, FLOAT8
+        if FORMAT == 1:  # CHANNEL, whose sums are scaled once all parts are added
             total *= tl.load(scale + n, mask=known_n, other=0.0)[None, :]
         if BIAS:
             total += tl.load(bias + n, mask=known_n, other=0.0)[None, :]

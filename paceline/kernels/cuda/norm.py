@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.kernels.cuda.formats import CudaMatrix
+from paceline.kernels.cuda.formats import CudaMatrix, stored
 from paceline.kernels.cuda.many import added
 
 
@@ -132,14 +132,7 @@ def _embed(
 @triton.jit
 def embedding(table, scales, token, k, known, hidden, vocab, FORMAT: tl.constexpr):
     """Load one row of an embedding of any format as float32."""
-    if FORMAT == 3:  # NIBBLES
-        q = tl.load(table + token * (hidden // 2) + k // 64 * 32 + k % 32, mask=known, other=0)
-        q = tl.where(k % 64 < 32, q & 15, q >> 4)
-    else:
-        q = tl.load(table + token * hidden + k, mask=known, other=0)
-    if FORMAT == 4:  # FLOAT8
-        q = q.to(tl.float8e4nv, bitcast=True)
-    value = q.to(tl.float32)
+    value = stored(table, token, k, known, hidden, FORMAT)
     if FORMAT == 2 or FORMAT == 3:
         group = scales + 2 * (k // 32 * vocab + token)
         low = tl.load(group + 1, mask=known, other=0.0).to(tl.float32)

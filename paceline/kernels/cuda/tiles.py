@@ -13,6 +13,7 @@ import triton
 from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8
 
 FEW_ROWS = 64  # rows up to which a product takes as long as reading its matrix from memory
+SPREAD_ROWS = 128  # rows up to which each part of a product has programs of its own
 FEWER_ROWS = 16  # rows up to which tiles of half the size are faster than the library
 UNIT = 256  # inputs; a part of K is a multiple of it
 OUTPUTS = 64  # outputs of a tile
@@ -25,6 +26,12 @@ STEPS = {
     (True, False): ((256, 3), (128, 4), (64, 4), (128, 4)),
     (False, True): ((128, 3), (128, 4), (64, 4), (64, 4)),
     (False, False): ((128, 5), (128, 3), (64, 4), (128, 3)),
+}
+# at most 16 rows → (inputs of a step, stages, outputs, warps) of 8-bit floats for at most 1, 2 and more programs per
+# multiprocessor
+STEPS8 = {
+    True: ((256, 6, 64, 4), (256, 4, 64, 4), (128, 4, 64, 4)),
+    False: ((128, 6, 64, 4), (128, 4, 64, 4), (128, 4, 128, 8)),
 }
 
 
@@ -62,8 +69,14 @@ class Tiles:
     def of(cls, rows: int, *, outputs: int, parts: int, gated: bool, format: int, size: int) -> Tiles:
         """Choose tiles for a matrix of `outputs` rows in `parts`, and activations of `size` bytes."""
         each = 2 * OUTPUTS if gated else OUTPUTS
-        if format in (CHANNEL, FLOAT8):
+        if format == CHANNEL:
             return cls(rows=_power(rows), inputs=128, stages=4)
+        if format == FLOAT8 and size == 2:
+            programs = triton.cdiv(outputs, OUTPUTS) * parts
+            inputs, stages, each, warps = STEPS8[rows <= 16][sum(programs > PROCESSORS * full for full in (1, 2))]
+            return cls(rows=_power(rows), inputs=inputs, stages=stages, outputs=each, warps=warps)
+        if format == FLOAT8:
+            return cls(rows=_power(rows), inputs=128, stages=3)
         if format != FLOAT or size != 2:
             return cls(rows=_power(rows), inputs=64, stages=3)  # scales need memory beside the weights
         programs = triton.cdiv(outputs, each) * parts

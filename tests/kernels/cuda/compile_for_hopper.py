@@ -30,7 +30,7 @@ from paceline.kernels.cuda.tiles import Tiles
 
 HOPPER = GPUTarget("cuda", 90, 32)
 FORMATS = {"float": FLOAT, "channel": CHANNEL, "grouped": GROUPED, "nibbles": NIBBLES, "float8": FLOAT8}
-WEIGHTS = {FLOAT: "*bf16", CHANNEL: "*i8", GROUPED: "*u8", NIBBLES: "*u8", FLOAT8: "*u8"}
+WEIGHTS = {FLOAT: "*bf16", CHANNEL: "*i8", GROUPED: "*u8", NIBBLES: "*u8", FLOAT8: "*i16"}
 
 
 def shared(format: int, rows: int, outputs: int, *, gated: bool, even: bool) -> int:

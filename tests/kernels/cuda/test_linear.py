@@ -6,12 +6,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.kernels.cuda import linear
+from paceline.kernels.cuda.compiling import compiling, only_compiling
 from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES, CudaMatrix, pack
 from paceline.kernels.cuda.linear import ALONE_ROWS, GELU, SILU, Products
 from paceline.kernels.cuda.many import BLOCKS, Block, finish
 from paceline.kernels.cuda.norm import finish_norm, norm
 from paceline.kernels.cuda.tiles import MOST, PROCESSORS, UNIT, Tiles, parts_of, tiled_rows
-from paceline.kernels.quant import dequantise, quantise, quantise_fp8
+from paceline.kernels.quant import FP8, Float8, dequantise, quantise, quantise_fp8
 from tests.kernels.cuda.conftest import ON_GPU
 
 SHAPES = [(64, 512), (96, 576), (200, 1024), (65, 320)]
@@ -79,7 +80,7 @@ def test_a_product_is_rounded_before_the_residual_is_added(parts: int, device: t
 
 @pytest.mark.parametrize("activation", [SILU, GELU])
 @pytest.mark.parametrize("rows", [2, 20])
-@pytest.mark.parametrize("format", ["floats", "int8", "int4"])
+@pytest.mark.parametrize("format", ["floats", "int8", "int4", "fp8"])
 def test_gate(activation: int, rows: int, format: str, device: torch.device, dtype: torch.dtype) -> None:
     x = random(rows, 320, device, dtype)
     pair = [random(96, 320, device, dtype, seed=seed) / 16 for seed in (1, 2)]
@@ -88,6 +89,7 @@ def test_gate(activation: int, rows: int, format: str, device: torch.device, dty
         "floats": lambda w: w,
         "int8": lambda w: quantise(w.float(), bits=8),
         "int4": lambda w: quantise(w.float(), bits=4, group=32),
+        "fp8": quantise_fp8,
     }[format]
     made = [make(w) for w in pair]
     matrix = pack(made, parts=1, gated=True, biases=bias, dtype=dtype, device=device)
@@ -135,21 +137,23 @@ def test_bits_of_a_row_depend_on_nothing_else(parts: int, device: torch.device, 
         assert close(out, x[:count].float() @ w.float().T, dtype)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("format", ["int4", "int8 groups", "fp8"])
 @pytest.mark.parametrize("parts", [1, 2])
 def test_expanded_matrices_give_the_same_bits(
-    bits: int, parts: int, device: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    format: str, parts: int, device: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An odd number of outputs, and of groups if there is one part."""
     inputs, counts = (2 * UNIT if parts == 2 else 96, (8, 40)) if not ON_GPU else (2 * UNIT, (64, 300))
     monkeypatch.setattr(linear, "EXPANDED_ROWS", counts[1])
     w, x = random(70, inputs, device, dtype), random(counts[1], inputs, device, dtype, seed=1)
-    matrix = pack([quantise(w.float(), bits=bits, group=32)], parts=parts, dtype=dtype, device=device)
+    bits = 4 if format == "int4" else 8
+    weight = quantise_fp8(w.float()) if format == "fp8" else quantise(w.float(), bits=bits, group=32)
+    matrix = pack([weight], parts=parts, dtype=dtype, device=device)
     product, few, many = products(matrix, device), *(torch.empty(n, 70, device=device, dtype=dtype) for n in counts)
     product(x[: counts[0]], matrix, few)
     product(x, matrix, many)
     assert torch.equal(many[: counts[0]], few)
-    assert close(many, x.float() @ dequantise(quantise(w.float(), bits=bits, group=32)).to(device).T, dtype)
+    assert close(many, x.float() @ dequantise(weight).to(device).T, dtype)
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -187,7 +191,7 @@ def test_blocks_give_the_bits_of_tiles(block: Block, operation: str, device: tor
     assert torch.equal(mine, other)
 
 
-@pytest.mark.parametrize("format", ["floats", "int4", "int8"])
+@pytest.mark.parametrize("format", ["floats", "int4", "int8", "fp8"])
 @pytest.mark.parametrize("rows", [16, 18])
 def test_the_norm_finishes_parts(format: str, rows: int, device: torch.device, dtype: torch.dtype) -> None:
     """Parts that are left to the norm give the bits of a product that adds them itself."""
@@ -196,6 +200,7 @@ def test_the_norm_finishes_parts(format: str, rows: int, device: torch.device, d
         "floats": lambda w: w,
         "int4": lambda w: quantise(w, bits=4, group=32),
         "int8": lambda w: quantise(w, bits=8),
+        "fp8": quantise_fp8,
     }
     matrix = pack([make[format](w.float().cpu())], parts=2, dtype=dtype, device=device)
     product, weight = products(matrix, device), random(1, 128, device, torch.float32, seed=2)[0]
@@ -242,6 +247,23 @@ def test_the_library_adds_the_residual(rows: int, outputs: int, inputs: int) -> 
     assert product._way(x, matrix, mine, True, 0) != product.by_tiles
 
 
+@pytest.mark.skipif(not ON_GPU, reason="there is no library to compare with")
+def test_ways_are_tried_once_while_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And once more afterwards, because nothing was computed then."""
+    device, dtype = torch.device("cuda"), torch.bfloat16
+    x, w = random(320, 1024, device, dtype), random(4096, 1024, device, dtype, seed=1)
+    matrix = pack([w], parts=1, dtype=dtype, device=device)
+    product, out, tries = products(matrix, device), torch.empty((320, 4096), device=device, dtype=dtype), []
+    tried = product._tried
+    monkeypatch.setattr(product, "_tried", lambda *given: tries.append(only_compiling()) or tried(*given))
+    with compiling():
+        for _ in range(3):
+            product(x, matrix, out)
+    for _ in range(3):
+        product(x, matrix, out)
+    assert tries == [True, False]
+
+
 @pytest.mark.parametrize(("rows", "activation", "first"), [(128, SILU, False), (129, SILU, True), (128, 0, True)])
 def test_blocks_come_first_for_few_gated_rows(rows: int, activation: int, first: bool, device: torch.device) -> None:
     """There the library needs another launch for the gate. The first way with the right bits is taken."""
@@ -250,6 +272,16 @@ def test_blocks_come_first_for_few_gated_rows(rows: int, activation: int, first:
     ways = product._candidates(x, torch.empty((rows, 128), dtype=torch.bfloat16, device=device), activation)
     assert (ways[0] == product.by_library) == first
     assert product.by_library in ways
+
+
+def test_every_byte_of_a_float_is_exact(device: torch.device, dtype: torch.dtype) -> None:
+    """Subnormal numbers included; a row of ones and zeros selects the inputs one by one."""
+    bytes = torch.arange(256, dtype=torch.uint8).where(torch.arange(256) % 128 != 127, 0).to(device)  # without NaN
+    weight = Float8(torch.stack([bytes.roll(i) for i in range(64)]).view(FP8), torch.full((64, 1), 0.25, device=device))
+    matrix = pack([weight], parts=1, dtype=dtype, device=device)
+    out = torch.full((256, 64), torch.nan, device=device, dtype=torch.float32)
+    products(matrix, device).by_tiles(torch.eye(256, device=device, dtype=dtype), matrix, out)
+    assert torch.equal(out.T, dequantise(weight))
 
 
 def test_few_rows_have_small_tiles() -> None:
