@@ -256,7 +256,7 @@ class DeviceStepper:
         if not state.on_device:
             assert not state.steps, "a lane is rewritten under a step in flight"
             tokens = self._lanes.view(sequence.lane, len(sequence.tokens)).copy()
-            self._rounds.write(sequence.lane, tokens, sequence.sampler)
+            self._rounds.write(sequence.lane, tokens, sequence.sampler, sequence.request.prediction)
             state.on_device, state.pages = True, 0
         if state.pages < len(span.pages):
             self._rounds.set_pages(sequence.lane, state.pages, span.pages[state.pages :])
@@ -339,6 +339,7 @@ class DeviceStepper:
             elif drafted and work.drafter in self._hearing.heads:
                 self._hearing.reach(sequence, length - 1, work.drafter)
         work.drafted = len(drafted)
+        work.predicted = not work.forced and sequence.predicts(drafted, by=work.drafter)
         work.depth = Draft(drafted, parents).depth if parents else work.drafted
         work.start = length - work.count  # where it was planned, no draft was known yet
         work.verdict, work.tokens, work.in_place = Verdict(path, tokens[-1]), tokens, True

@@ -47,6 +47,7 @@ from paceline.runner.rounds.protocol import (
     held_by,
     longest_draft,
     read_all,
+    reads_prediction,
     taps_of,
 )
 from paceline.runner.rounds.recorder import Recorder
@@ -94,7 +95,14 @@ class CudaRounds:
         self._recorder = Recorder(device) if graphs else None
         self._graphs = Graphs(self._make, has_room=self._has_room)
         scratch = target.kv.scratch_page
-        self._state = DeviceState(lanes=lanes, width=width, scratch_page=scratch, device=device, max_draft=max_draft)
+        self._state = DeviceState(
+            lanes=lanes,
+            width=width,
+            scratch_page=scratch,
+            device=device,
+            max_draft=max_draft,
+            predicts=any(reads_prediction(by) for by in self.drafters.values()),
+        )
         self._changes = Changes(self._state, vocab_size=target.vocab_size)
         self._upload = Upload(device)
         self._scorer = Scorer(self._state, score, pdl=target.decoder.pdl)
@@ -156,8 +164,8 @@ class CudaRounds:
     def improve(self) -> bool:
         return self._recorder is not None and self._graphs.improve()
 
-    def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
-        self._changes.write(lane, tokens, sampler)
+    def write(self, lane: int, tokens: np.ndarray, sampler: Sampler, prediction: Sequence[int] = ()) -> None:
+        self._changes.write(lane, tokens, sampler, prediction)
         self._wanted.write(lane, sampler)
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:

@@ -34,6 +34,7 @@ from paceline.runner.rounds.protocol import (
     Times,
     drafts_trees,
     read_all,
+    reads_prediction,
     taps_of,
     write_offer,
 )
@@ -77,6 +78,7 @@ class PortableRounds:
             scratch_page=forward.kv.num_pages,
             device=device,
             max_draft=max_draft,
+            predicts=any(reads_prediction(by) for by in self.drafters.values()),
         )
         self._changes = Changes(self._state, vocab_size=forward.vocab_size)
         self._upload = Upload(self._state.device)
@@ -84,8 +86,8 @@ class PortableRounds:
         self._scorer = Scorer(self._state, score_reference)
         self._states = PortableStates(forward, self._state, self.drafters, max_draft=max_draft)
 
-    def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
-        self._changes.write(lane, tokens, sampler)
+    def write(self, lane: int, tokens: np.ndarray, sampler: Sampler, prediction: Sequence[int] = ()) -> None:
+        self._changes.write(lane, tokens, sampler, prediction)
         self._scorer.write(lane, sampler)
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
