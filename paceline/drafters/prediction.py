@@ -7,9 +7,10 @@ to where the answer would be, had it gone on in step with the prediction. Near t
     answer       a b c X Y f g          parted at d, found again at f: h i … is the draft
 
 The engine keeps a `Trail` for each sequence, which sees committed tokens only. The drafter proposes the tokens ahead of
-the trail's place, unless more of the last tokens are found in prompt and output (`NgramDrafter`). Where a request has
-another drafter, that one drafts while the answer is off the trail. On a GPU the device looks in the prediction itself
-(`kernels.lookup_reference`). Beside a drafter of the device, the tokens ahead are an offer (`kernels.offer_reference`).
+the trail's place. Where a request has another drafter, that one drafts while the answer is off the trail. Where it has
+none, the last tokens are looked for in prompt and output, too, and the longer match drafts (`NgramDrafter`). On a GPU
+the device looks in the prediction itself (`kernels.lookup_reference`). Beside a drafter of the device, the tokens ahead
+are an offer (`kernels.offer_reference`).
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class Trail:
 
 
 class PredictionDrafter(NgramDrafter):
-    """Proposes the continuation that comes with each ask, or one from prompt and output after a longer match."""
+    """Proposes the continuation that comes with each ask; alone, one from prompt and output after a longer match."""
 
     name = PREDICTION
     max_draft = 64
@@ -127,8 +128,10 @@ class PredictionDrafter(NgramDrafter):
         return [self._own(ask) or Draft(tokens=ask.predicted[: ask.max_draft]) for ask in asks]
 
     def _own(self, ask: Ask) -> Draft | None:
-        """Draft from prompt and output, if more of the last tokens are found there than in the prediction."""
-        if ask.matched >= MAX_MATCH_TOKENS:
+        """Draft from prompt and output, if more of the last tokens are found there than in the prediction.
+
+        Beside another drafter nothing is indexed: a long prompt would take longer than a step of a GPU."""
+        if not ask.alone or ask.matched >= MAX_MATCH_TOKENS:
             return None
         return self.continuation(ask.key, ask.tokens, ask.max_draft, longer_than=ask.matched) or None
 

@@ -81,6 +81,7 @@ class HostDrafters:
             left=sequence.max_length - len(sequence.tokens),
             predicted=() if trail is None else trail.ahead(max_draft),
             matched=0 if trail is None else trail.matched,
+            alone=len(sequence.drafters) == 1,
         )
 
     def observe(self, works: Seq[Work]) -> None:

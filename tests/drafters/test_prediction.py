@@ -198,6 +198,8 @@ def test_of_both_texts_the_longer_match_drafts() -> None:
         assert draft.tokens == drafted
     [draft] = drafter.propose([replace(asked, predicted=())])
     assert draft.tokens == (4, 9)
+    [draft] = drafter.propose([replace(asked, alone=False)])
+    assert draft.tokens == (7, 8), "beside another drafter it keeps to the prediction"
 
 
 ON_DEVICE = {"prediction": LookupOnDevice(reads_prediction=True)}
