@@ -49,7 +49,6 @@ class OffKind(StrEnum):
     REQUEST = "off by request"
     NO_DRAFTER = "no drafter"
     NO_PREDICTION = "no prediction"
-    NOTHING_PREDICTED = "nothing predicted"
     DRAFTER_OUT = "drafter is out"
     BATCH = "too many sequences"
     CONTEXT = "context too long"

@@ -60,7 +60,7 @@ class StubRounds:
         self._random = random.Random(1)
         self._seconds: defaultdict[int, BatchTimes] = defaultdict(BatchTimes)
 
-    def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
+    def write(self, lane: int, tokens: np.ndarray, sampler: Sampler, prediction: Sequence[int] = ()) -> None:
         pass
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:

@@ -43,10 +43,10 @@ class WatchedRounds(PortableRounds):
         self._pages: dict[int, dict[int, int]] = {}  # by lane: its pages, and the epochs in which they were set
         self._in_flight: list[tuple[set[int], dict[int, int]]] = []  # lanes and pages of each step
 
-    def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
+    def write(self, lane: int, tokens: np.ndarray, sampler: Sampler, prediction: Sequence[int] = ()) -> None:
         assert not any(lane in lanes for lanes, _ in self._in_flight), "a lane is rewritten under a step in flight"
         self._pages[lane] = {}
-        self._orders.append(functools.partial(super().write, lane, tokens, sampler))
+        self._orders.append(functools.partial(super().write, lane, tokens, sampler, prediction))
 
     def cut(self, lane: int, tokens: np.ndarray, sampler: Sampler, unread: Mapping[str, int]) -> None:
         self.cuts += 1

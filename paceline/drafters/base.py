@@ -43,6 +43,8 @@ class Ask:
     row_prices: tuple[float, ...] = ()  # prices of the first, second … token's row; (): only `row_price` is known
     left: int = 1 << 30  # tokens that the answer may still have, at most
     predicted: tuple[int, ...] = ()  # next tokens of the request's prediction, at most `max_draft`
+    matched: int = 0  # number of last tokens that the prediction has right before `predicted`
+    alone: bool = True  # the request has no other drafter
 
     def within(self, most: int) -> Ask:
         """Return this ask with `max_draft` at most `most`.
@@ -51,7 +53,7 @@ class Ask:
         if self.max_draft <= most:
             return self
         prices = self.price, self.row_price, self.row_prices
-        rest = self.sampler, self.rule, self.p_min, *prices, self.left, self.predicted
+        rest = self.sampler, self.rule, self.p_min, *prices, self.left, self.predicted, self.matched, self.alone
         return Ask(self.key, self.lane, self.tokens, most, *rest)
 
 

@@ -17,6 +17,7 @@ from paceline.drafters.base import Ask, Drafter
 from paceline.drafters.options import parse_options
 from paceline.drafters.recipe import Recipe
 from paceline.errors import InvalidRequest
+from paceline.kernels.lookup_reference import MAX_MATCH_TOKENS
 from paceline.models.weights import Progress
 from paceline.runner.loading.models import ReadyModel
 from paceline.runner.rounds.protocol import DraftingRound
@@ -33,7 +34,7 @@ class NgramDrafter(Drafter):
     name = "ngram"
     max_draft = 16
 
-    def __init__(self, *, min_ngram: int = 1, max_ngram: int = 6) -> None:
+    def __init__(self, *, min_ngram: int = 1, max_ngram: int = MAX_MATCH_TOKENS) -> None:
         if not 1 <= min_ngram <= max_ngram <= 64:
             raise InvalidRequest(f"1 <= min_ngram <= max_ngram <= 64 is needed, not {min_ngram} and {max_ngram}")
         self._sizes = range(max_ngram, min_ngram - 1, -1)
@@ -48,14 +49,16 @@ class NgramDrafter(Drafter):
     def stop(self, key: int) -> None:
         del self._histories[key]
 
-    def continuation(self, key: int, committed: np.ndarray, count: int) -> Draft:
-        """Draft `count` tokens after the committed ones, or none. New committed tokens are indexed first."""
+    def continuation(self, key: int, committed: np.ndarray, count: int, *, longer_than: int = 0) -> Draft:
+        """Draft `count` tokens after the committed ones, or none. New committed tokens are indexed first.
+
+        `longer_than`: matches of so many tokens and fewer do not count."""
         history = self._histories[key]
         tokens = history.tokens
         tokens += committed[len(tokens) :].tolist()
         self._index(history)
         for size in self._sizes:
-            end = history.ends.get(tuple(tokens[-size:]))
+            end = history.ends.get(tuple(tokens[-size:])) if size > longer_than else None
             if end is not None:
                 return Draft(tokens=tuple(_copy(tokens, end, count)))
         return EMPTY
@@ -72,15 +75,18 @@ class NgramDrafter(Drafter):
 
 @dataclass(frozen=True, slots=True)
 class LookupOnDevice:
-    """Implements DeviceDrafter: finds the drafts of NgramDrafter inside rounds, by a search of the whole history."""
+    """Implements DeviceDrafter: finds the drafts of NgramDrafter inside rounds, by a search of the whole history.
+
+    With `reads_prediction` it finds those of PredictionDrafter."""
 
     min_ngram: int = 1
-    max_ngram: int = 6
+    max_ngram: int = MAX_MATCH_TOKENS
+    reads_prediction: bool = False
     reader: None = None
     finds_fewer: bool = True
 
     def draft(self, round: DraftingRound) -> None:
-        round.look_up(min_ngram=self.min_ngram, max_ngram=self.max_ngram)
+        round.look_up(min_ngram=self.min_ngram, max_ngram=self.max_ngram, predicted=self.reads_prediction)
 
 
 def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:

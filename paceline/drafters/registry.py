@@ -41,7 +41,7 @@ REGISTRY: dict[str, DrafterKind] = {
     model.ModelDrafter.name: DrafterKind(model.recipe, on_gpu="device"),
     eagle.EagleDrafter.name: DrafterKind(eagle.recipe, on_gpu="device"),
     medusa.MedusaDrafter.name: DrafterKind(medusa.recipe, on_gpu="device"),
-    prediction.PredictionDrafter.name: DrafterKind(prediction.recipe, on_gpu="host"),
+    prediction.PredictionDrafter.name: DrafterKind(prediction.recipe, on_gpu="device"),
     self_copy.NAME: DrafterKind(self_copy.recipe, on_gpu="device"),
 }
 

@@ -77,7 +77,7 @@ class Accounting:
         stats.accepted += accepted
         if (drafted or work.max_draft) and not work.forced and sequence.finish is None:
             self._governor.learn(sequence, drafter=work.drafter, drafted=work.depth, accepted=accepted)
-        if work.drafter in sequence.predictors and not work.forced:
+        if work.predicted:
             counters.prediction_accepted += accepted
             counters.prediction_rejected += drafted - accepted
 

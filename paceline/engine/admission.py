@@ -70,7 +70,7 @@ class Admission:
             off=None if drafters else self._reason_for_none(request),
             deadline=None if request.deadline is None else now + request.deadline,
             counters=Counters(submitted=now),
-            trail=None if prediction is None else Trail(prediction),
+            trail=None if prediction is None else Trail(prediction, request.prompt),
             predictors=self._predicting(drafters),
             pool=None if request.pooling is None else Pool(request.pooling, len(request.prompt)),
         )

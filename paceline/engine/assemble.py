@@ -12,7 +12,7 @@ from paceline.config import EngineConfig
 from paceline.drafters.base import Drafter
 from paceline.drafters.guard import Guard
 from paceline.drafters.prediction import PredictionDrafter
-from paceline.drafters.recipe import BuildContext, Recipe
+from paceline.drafters.recipe import BuildContext, OnDevice, Recipe
 from paceline.drafters.registry import check_device, recipe
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidRequest, OutOfMemory
@@ -165,7 +165,7 @@ def _rounds(
 
     assert isinstance(forward, CudaForward)
     drafters = {
-        name: _checked(name, made.on_device(built[name], forward)) for name, made in recipes.items() if made.on_device
+        name: _checked(name, make(built[name], forward)) for name, make in inside_rounds(recipes, built).items()
     }
     return CudaRounds(
         forward,
@@ -175,6 +175,20 @@ def _rounds(
         max_draft_tokens=config.max_draft_tokens,
         drafters=drafters,
     )
+
+
+def inside_rounds(recipes: Mapping[str, Recipe], built: Mapping[str, Drafter | None]) -> dict[str, OnDevice]:
+    """Return the functions that make drafters for the rounds of a device.
+
+    A drafter that needs a prediction is left to the host beside others: drafters of a device take turns, and those of
+    the host do not."""
+    alone = len(recipes) == 1
+    predicting = [name for name, drafter in built.items() if drafter is not None and drafter.needs_prediction]
+    return {
+        name: made.on_device
+        for name, made in recipes.items()
+        if made.on_device is not None and (alone or name not in predicting)
+    }
 
 
 def _built(made: Recipe, context: BuildContext) -> Drafter | None:

@@ -266,7 +266,7 @@ class DeviceStepper:
             if state.pages:
                 self._rounds.cut(sequence.lane, tokens, sequence.sampler, self._hearing.unread(sequence))
             else:
-                self._rounds.write(sequence.lane, tokens, sequence.sampler)
+                self._rounds.write(sequence.lane, tokens, sequence.sampler, sequence.request.prediction)
             state.on_device = True
         if state.pages < len(span.pages):
             self._rounds.set_pages(sequence.lane, state.pages, span.pages[state.pages :])
@@ -349,6 +349,7 @@ class DeviceStepper:
             elif drafted and work.drafter in self._hearing.heads:
                 self._hearing.reach(sequence, length - 1, work.drafter)
         work.drafted = len(drafted)
+        work.predicted = not work.forced and sequence.predicts(drafted, by=work.drafter)
         work.depth = Draft(drafted, parents).depth if parents else work.drafted
         work.start = length - work.count  # where it was planned, no draft was known yet
         work.verdict, work.tokens, work.in_place = Verdict(path, tokens[-1]), tokens, True

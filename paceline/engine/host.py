@@ -141,6 +141,7 @@ class HostStepper:
     def _attach(self, work: Work, draft: Draft) -> None:
         work.draft, work.drafted, work.depth = draft, len(draft.tokens), draft.depth
         work.drafted_from = len(work.sequence.tokens)
+        work.predicted = not work.forced and work.sequence.predicts(draft.tokens, by=work.drafter)
         self._lanes.write(work.sequence.lane, len(work.sequence.tokens), draft.tokens)
 
     def _verify(self, plan: StepPlan) -> Output:

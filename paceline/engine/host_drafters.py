@@ -66,6 +66,7 @@ class HostDrafters:
     def _ask(
         self, sequence: Sequence, max_draft: int, price: float, row_price: float, row_prices: tuple[float, ...]
     ) -> Ask:
+        trail = sequence.trail
         return Ask(
             key=sequence.key,
             lane=sequence.lane,
@@ -78,7 +79,9 @@ class HostDrafters:
             row_price=row_price,
             row_prices=row_prices,
             left=sequence.max_length - len(sequence.tokens),
-            predicted=() if sequence.trail is None else sequence.trail.ahead(max_draft),
+            predicted=() if trail is None else trail.ahead(max_draft),
+            matched=0 if trail is None else trail.matched,
+            alone=len(sequence.drafters) == 1,
         )
 
     def observe(self, works: Seq[Work]) -> None:

@@ -22,11 +22,11 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from paceline.draft import Draft
-from paceline.drafters.prediction import NEAR_TOKENS
 from paceline.engine.governor import Governor
 from paceline.engine.host_drafters import HostDrafters
 from paceline.engine.scheduler import Work
 from paceline.engine.sequence import Sequence
+from paceline.kernels.lookup_reference import NEAR_TOKENS
 from paceline.runner.rounds.protocol import SPARE_OFFERED, Offer
 
 

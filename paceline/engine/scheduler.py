@@ -48,6 +48,7 @@ class Work:
     drafted: int = 0  # tokens of the draft; on a device known only when the step has landed
     depth: int = 0  # tokens of the draft's longest path
     forced: bool = False  # the draft comes from the grammar, not from the drafter
+    predicted: bool = False  # the draft is what the request predicts
     drafted_from: int = -1  # position of the first token of the host's draft, which may be before the end: see Offer
     first_row: int = 0  # index of the work's first row among those of the pass
     first_out: int = 0  # index of the work's first output among those of the pass

@@ -16,9 +16,7 @@ from paceline.engine.stats import Counters
 from paceline.kv.cache import Span
 from paceline.sampling.sampler import Sampler
 from paceline.text.detokenizer import TextStream
-from paceline.types import Finish, Logprob, Off, OffKind, Request, SequenceStats
-
-NOTHING_PREDICTED = Off(OffKind.NOTHING_PREDICTED, "the prediction has nothing to say here")
+from paceline.types import Finish, Logprob, Off, Request, SequenceStats
 
 
 @dataclass(slots=True, eq=False)
@@ -108,14 +106,17 @@ class Sequence:
         if self.trail is not None:
             self.trail.advance(tokens)
 
+    def predicts(self, draft: Seq[int], *, by: str | None) -> bool:
+        """Return whether a draft is what the request predicts next, and by a drafter that drafts from that."""
+        return self.trail is not None and by in self.predictors and self.trail.leads(draft)
+
     def choose_drafter(self, trail: Trail) -> None:
-        """Choose the drafter: the prediction while the answer follows it on its trail, else the other drafter."""
+        """Choose the drafter: the prediction while the answer follows it on its trail, else the other one, if any."""
         output, lost = len(self.tokens) - self.prompt_length, not trail.ahead(1)
         for name in self.drafters:
+            self.drafter = name
             if name not in self.predictors or not (lost or self.paces[name].paused(output)):
-                self.drafter = name
                 return
-        self.drafter, self.off = None, NOTHING_PREDICTED
 
     def stats(self, *, now: float) -> SequenceStats:
         c = self.counters

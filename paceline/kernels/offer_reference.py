@@ -17,12 +17,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from paceline.kernels.lookup_reference import FAR_MATCH_TOKENS, MAX_MATCH_TOKENS
 from paceline.kernels.tree_reference import TreeLanes
 
 HEADER = 4  # columns of a row before its tokens: most drafted tokens, first position, number of tokens, `near`
-# Chosen on edits of code and text: docs/experiments.md, "Predictions: where to look again after an edit".
-MAX_MATCH_TOKENS = 8  # longest match that is counted, in tokens
-FAR_MATCH_TOKENS = 3  # shortest match further away than `near` tokens
 
 
 def offer(state: TreeLanes, *, seats: Tensor, offers: Tensor, counts: Tensor, pdl: bool = False) -> None:

@@ -3,7 +3,6 @@
     layout   make the rows of a pass from the committed tokens and the draft behind them
     draw     draw tokens from logits, as sampling/sampler.py defines it
     push     write a drafted token behind the committed ones
-    lookup   write an n-gram draft behind the committed tokens, as drafters/ngram.py defines it
     accept   commit the part of the draft that the target agrees with: new tokens, new lengths
 
 A *seat* is one sequence of the batch, and `seats` has the lane of each; seats of the dummy lane pad the batch. Results
@@ -31,7 +30,6 @@ from paceline.sampling.sampler import Stream
 # How often a token that a head gives the probability p is the target's own, see drafters/draft_in_progress.py:
 # DRAWN[0] + DRAWN[1] · √p if both draw with the same noise, BEST[0] · p / (1 + BEST[1] · p) if both take the best one.
 DRAWN, BEST = (0.22, 0.65), (2.5, 1.5)
-SIZE_SHIFT = 24  # bits; a found n-gram is (its length << SIZE_SHIFT) + the position where it ends
 
 
 class DeviceLanes(Protocol):
@@ -46,6 +44,9 @@ class DeviceLanes(Protocol):
     top_p: Tensor  # float32; 1: off
     min_p: Tensor  # float32; 0: off
     seed: Tensor  # int64, the bits of the unsigned seed
+    predicted: Tensor  # int32 [lanes + 1, width, or 0 if no drafter reads it]; the text that a request predicts
+    predicted_lengths: Tensor  # int32; 0: nothing is predicted
+    drift: Tensor  # int32; expected place in the prediction - position in the sequence
 
 
 class Doubt(NamedTuple):
@@ -308,38 +309,3 @@ def write_tokens(state: DeviceLanes, lane: Tensor, at: Tensor, tokens: Tensor, w
     at = at.clamp(max=state.tokens.shape[1] - 1).long()
     wanted = inside if where is None else inside & where
     state.tokens[lane, at] = torch.where(wanted, tokens.int(), state.tokens[lane, at])
-
-
-# ── lookup ──
-
-
-def lookup(
-    state: DeviceLanes,
-    *,
-    seats: Tensor,
-    limits: Tensor,
-    min_ngram: int,
-    max_ngram: int,
-    found: Tensor,
-    pdl: bool = False,
-) -> None:
-    """Write drafts of at most `limits` [seats] tokens behind the committed ones; `found` [seats] gets their lengths."""
-    lane, width = seats.long(), state.tokens.shape[1]
-    assert width < 1 << SIZE_SHIFT, f"{width} tokens a lane do not fit a key"
-    history = state.tokens[lane]  # [seats, width]
-    length = state.lengths[lane].long()[:, None]
-    end = torch.arange(width, device=seats.device)  # an n-gram is history[end - size : end]
-    alive = (end >= 1) & (end < length)  # [seats, width]
-    size = torch.zeros_like(history)
-    for back in range(1, max_ngram + 1):
-        same = history[:, (end - back).clamp(min=0)] == history.gather(1, (length - back).clamp(min=0))
-        alive = alive & (end >= back) & same
-        size += alive
-    key = torch.where(size >= min_ngram, (size << SIZE_SHIFT) + end, 0).amax(1, keepdim=True)
-    source = torch.where(key > 0, key & ((1 << SIZE_SHIFT) - 1), 0)
-    count = torch.minimum(limits.long()[:, None], width - length)
-    count = torch.where(key > 0, count.clamp(min=0), 0)  # [seats, 1]
-    found.copy_(count[:, 0])
-    step = end - length  # [seats, width]
-    copied = history.gather(1, source + step.clamp(min=0) % (length - source))
-    state.tokens[lane] = torch.where((step >= 0) & (step < count), copied, history)

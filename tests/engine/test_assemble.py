@@ -11,7 +11,7 @@ from paceline.config import EngineConfig
 from paceline.drafters import model as model_drafter
 from paceline.drafters import registry
 from paceline.engine import assemble as module
-from paceline.engine.assemble import assemble, share_memory
+from paceline.engine.assemble import assemble, inside_rounds, share_memory
 from paceline.errors import InvalidRequest, OutOfMemory
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.quant import quantise
@@ -41,6 +41,14 @@ def _models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def config(**options: Any) -> EngineConfig:
     return EngineConfig.of(**{"max_sequences": 4, "max_context": 100, "max_draft": 7, **options})
+
+
+def test_a_prediction_is_drafted_inside_rounds_only_alone() -> None:
+    """Beside another drafter it would take turns with it; the host's offers do not."""
+    for words, inside in ((["prediction"], "prediction"), (["ngram", "prediction"], "ngram"), (["ngram"], "ngram")):
+        recipes = {name: registry.recipe(name, ready("target")) for name in words}
+        built = {name: made.build(None) for name, made in recipes.items()}  # type: ignore[arg-type]
+        assert [*inside_rounds(recipes, built)] == [inside]
 
 
 def test_an_engine_with_both_drafters() -> None:

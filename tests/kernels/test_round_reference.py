@@ -13,7 +13,9 @@ from paceline.accept.coupled import accept_coupled
 from paceline.draft import Draft
 from paceline.drafters.base import Ask
 from paceline.drafters.ngram import NgramDrafter
+from paceline.drafters.prediction import Prediction, PredictionDrafter, Trail
 from paceline.kernels import round_reference as rounds
+from paceline.kernels.lookup_reference import lookup
 from paceline.kernels.noise import pick
 from paceline.runner.rounds.device_state import DeviceState
 from paceline.sampling.sampler import Sampler, Stream, mix
@@ -248,7 +250,7 @@ def test_looks_up_as_the_drafter_does(least: int, most: int) -> None:
     limits = torch.randint(0, 9, (seats,), generator=random, dtype=torch.int32)
     found = torch.full((seats,), -7, dtype=torch.int32)
     order = torch.randperm(seats, generator=random).int()
-    rounds.lookup(state, seats=order, limits=limits, min_ngram=least, max_ngram=most, found=found)
+    lookup(state, seats=order, limits=limits, min_ngram=least, max_ngram=most, found=found)
     drafter = NgramDrafter(min_ngram=least, max_ngram=most)
     for b, lane in enumerate(order.tolist()):
         length = int(state.lengths[lane])
@@ -257,6 +259,48 @@ def test_looks_up_as_the_drafter_does(least: int, most: int) -> None:
         assert state.tokens[lane, length : length + len(draft)].tolist() == draft
         assert torch.equal(state.tokens[lane, :length], before[lane, :length])
         assert torch.equal(state.tokens[lane, length + len(draft) :], before[lane, length + len(draft) :])
+
+
+@pytest.mark.parametrize("alphabet", [3, 30])
+def test_looks_into_predictions_as_the_drafter_does(alphabet: int) -> None:
+    """Answers that follow their prediction with edits, one or a few tokens a round, from their first token on."""
+    random, seats, width = torch.Generator().manual_seed(alphabet), 12, 90
+    state = DeviceState(lanes=seats, width=width, scratch_page=SCRATCH, device="cpu", predicts=True)
+    texts = torch.randint(0, alphabet, (seats, 40), generator=random)
+    order, found = torch.arange(seats, dtype=torch.int32), torch.zeros(seats, dtype=torch.int32)
+    drafter, drafted = PredictionDrafter(), 0
+    sampler = Sampler(SamplingParams(), seed=0, vocab_size=alphabet, eos_ids=())
+    answers, trails = [], []
+    for lane, text in enumerate(texts.tolist()):
+        prompt = torch.randint(0, alphabet, (7,), generator=random).tolist()
+        answers.append([*prompt, *_edited(text, alphabet, random)])
+        trails.append(Trail(Prediction(text), prompt))
+        state.predicted[lane, :40], state.predicted_lengths[lane], state.drift[lane] = texts[lane], 40, -7
+        drafter.start(lane, 0, np.array(prompt))
+        trails[lane].advance(answers[lane][7:8])
+    for length in range(8, min(map(len, answers))):
+        for lane in range(seats):
+            state.tokens[lane, :length] = torch.tensor(answers[lane][:length])
+        state.lengths[:seats] = length
+        limits = torch.full((seats,), 5, dtype=torch.int32)
+        lookup(state, seats=order, limits=limits, min_ngram=1, max_ngram=6, found=found, predicted=True)
+        for lane, trail in enumerate(trails):
+            tokens = np.array(answers[lane][:length])
+            ask = Ask(lane, 0, tokens, 5, sampler, predicted=trail.ahead(5), matched=trail.matched)
+            [draft] = drafter.propose([ask])
+            assert state.tokens[lane, length : length + int(found[lane])].tolist() == [*draft.tokens]
+            drafted += trail.leads(draft.tokens)
+            trail.advance(answers[lane][length : length + 1])
+    assert drafted > 100
+
+
+def _edited(text: list[int], alphabet: int, random: torch.Generator) -> list[int]:
+    """Leave out some tokens, insert some, and replace some."""
+    kinds = torch.randint(0, 12, (len(text),), generator=random).tolist()
+    new = torch.randint(0, alphabet, (len(text),), generator=random).tolist()
+    edits = {0: lambda token, other: [], 1: lambda token, other: [token, other], 2: lambda token, other: [other]}
+    usual = [edits.get(kind, lambda token, other: [token])(*pair) for kind, *pair in zip(kinds, text, new, strict=True)]
+    return [token for piece in usual for token in piece]
 
 
 def _drafted(drafter: NgramDrafter, key: int, tokens: np.ndarray, limit: int) -> list[int]:

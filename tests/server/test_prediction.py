@@ -63,11 +63,10 @@ def test_a_wrong_one_is_rejected_by_the_token(api: Api) -> None:
     beginning = said(api.chat(**LETTERS))[:2]
     answer = api.chat(**LETTERS, prediction=predicted(beginning + "......"), speculation={"drafter": "prediction"})
     accepted, rejected = counts(answer)
+    told = answer["speculation"]
     assert rejected > 0
-    assert (accepted, rejected) == (
-        answer["speculation"]["num_accepted_tokens"],
-        answer["speculation"]["num_draft_tokens"] - accepted,
-    )
+    assert accepted + rejected < told["num_draft_tokens"], "drafts from prompt and output are not of the prediction"
+    assert told["num_accepted_tokens"] > accepted
 
 
 def test_every_endpoint_knows_it(api: Api) -> None:

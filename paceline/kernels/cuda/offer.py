@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.kernels.offer_reference import FAR_MATCH_TOKENS, HEADER, MAX_MATCH_TOKENS
+from paceline.kernels.lookup_reference import FAR_MATCH_TOKENS, MAX_MATCH_TOKENS
+from paceline.kernels.offer_reference import HEADER
 from paceline.kernels.tree_reference import TreeLanes
 
 _HEADER = tl.constexpr(HEADER)

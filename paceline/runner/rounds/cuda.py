@@ -49,6 +49,7 @@ from paceline.runner.rounds.protocol import (
     longest_draft,
     passed_length,
     read_all,
+    reads_prediction,
     taps_of,
 )
 from paceline.runner.rounds.recorder import Recorder
@@ -103,6 +104,7 @@ class CudaRounds:
             device=device,
             max_draft=max_draft,
             holding=len(self.tapping),
+            predicts=any(reads_prediction(by) for by in self.drafters.values()),
         )
         self._changes = Changes(self._state, vocab_size=target.vocab_size)
         self._upload = Upload(device)
@@ -169,8 +171,8 @@ class CudaRounds:
     def improve(self) -> bool:
         return self._recorder is not None and self._graphs.improve()
 
-    def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
-        self._changes.write(lane, tokens, sampler)
+    def write(self, lane: int, tokens: np.ndarray, sampler: Sampler, prediction: Sequence[int] = ()) -> None:
+        self._changes.write(lane, tokens, sampler, prediction)
         self._wanted.write(lane, sampler)
 
     def cut(self, lane: int, tokens: np.ndarray, sampler: Sampler, unread: Mapping[str, int]) -> None:

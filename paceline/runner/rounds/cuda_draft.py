@@ -173,13 +173,14 @@ class CudaDraft:
         assert self._growth is not None, "a tree must be planted first"
         self._growth.prune(self.found)
 
-    def look_up(self, *, min_ngram: int, max_ngram: int) -> None:
+    def look_up(self, *, min_ngram: int, max_ngram: int, predicted: bool = False) -> None:
         lookup(
             self.state,
             seats=self._asked[0],
             limits=self.limits(),
             min_ngram=min_ngram,
             max_ngram=max_ngram,
+            predicted=predicted,
             found=self._counts,
             pdl=self._pdl,
         )

@@ -5,6 +5,8 @@
     pages    [lanes + 1, pages]   page table
     held     [drafters, 2, lanes + 1]   which hidden states are held, see kernels/states_reference.py
     parents  [lanes + 1, nodes]   the node that each node of a drafted tree follows, see Draft; rounds alone write it
+    predicted [lanes + 1, width]  text that the request predicts, if a drafter reads it, with `predicted_lengths`
+    drift    [lanes + 1]          expected place in the prediction - position: see kernels/lookup_reference.py
 
 The host writes a lane when a sequence starts, or when the host itself has changed it; in between, rounds advance tokens
 and lengths without the host. The last lane is a dummy of length 1 on the scratch page, for seats that only pad a batch.
@@ -45,13 +47,15 @@ class DeviceState:
         device: torch.device | str,
         max_draft: int = 0,
         holding: int = 0,
+        predicts: bool = False,
     ) -> None:
-        """`holding`: number of drafters for which hidden states are held."""
+        """`holding`: number of drafters for which hidden states are held. `predicts`: a drafter reads predictions."""
         self.dummy = lanes
         self.scratch_page = scratch_page
         self.device = torch.device(device)
         count, pages = lanes + 1, -(-width // PAGE_SIZE)
-        sizes = [2 * count, *[count] * 11, count * pages, count * width, holding * 2 * count]
+        predicted = count * width if predicts else 0
+        sizes = [2 * count, *[count] * 13, count * pages, count * width, holding * 2 * count, predicted]
         where, total = places(sizes)
         self.memory = torch.zeros(total, dtype=torch.int32, device=device)
         tables = [self.memory[place] for place in where]
@@ -68,9 +72,12 @@ class DeviceState:
         self.stops_from = tables[9]  # first position whose token may be a stop token
         self.scored = tables[10]  # 1: new tokens get log-probabilities
         self.lengths = tables[11]
-        self.pages = tables[12].view(count, pages)
-        self.tokens = tables[13].view(count, width)
-        self.held = tables[14].view(holding, 2, count)  # `ends` and `counts` of HeldStates
+        self.predicted_lengths = tables[12]
+        self.drift = tables[13]
+        self.pages = tables[14].view(count, pages)
+        self.tokens = tables[15].view(count, width)
+        self.held = tables[16].view(holding, 2, count)  # `ends` and `counts` of HeldStates
+        self.predicted = tables[17].view(count, predicted // count)
         self.marks = torch.zeros((count, 0), dtype=torch.int32, device=device)
         self.bias = torch.zeros((count, 0), device=device)
         self.top_p.fill_(1.0)
@@ -116,9 +123,13 @@ class Changes:
             table[upload(np.array([*rows]))] = upload(np.stack([*rows.values()]))
         self._rows = {}
 
-    def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
+    def write(self, lane: int, tokens: np.ndarray, sampler: Sampler, prediction: Sequence[int] = ()) -> None:
         """Start a sequence with these committed tokens in the lane; it has no pages yet."""
         state, params = self._state, sampler.params
+        if state.predicted.shape[1]:
+            self._add(state.predicted, lane, 0, prediction)
+            self._add(state.predicted_lengths, lane, 0, [len(prediction)])
+            self._add(state.drift, lane, 0, [sampler.output_tokens - len(tokens)])
         self._add(state.tokens, lane, 0, tokens)
         self._add(state.lengths, lane, 0, [len(tokens)])
         self._add(state.pages, lane, 0, np.full(state.pages.shape[1], state.scratch_page))

@@ -34,6 +34,7 @@ from paceline.runner.rounds.protocol import (
     Times,
     drafts_trees,
     read_all,
+    reads_prediction,
     taps_of,
     write_offer,
 )
@@ -78,6 +79,7 @@ class PortableRounds:
             device=device,
             max_draft=max_draft,
             holding=len(self.tapping),
+            predicts=any(reads_prediction(by) for by in self.drafters.values()),
         )
         self._changes = Changes(self._state, vocab_size=forward.vocab_size)
         self._upload = Upload(self._state.device)
@@ -85,8 +87,8 @@ class PortableRounds:
         self._scorer = Scorer(self._state, score_reference)
         self._states = PortableStates(forward, self._state, self.drafters, max_draft=max_draft)
 
-    def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
-        self._changes.write(lane, tokens, sampler)
+    def write(self, lane: int, tokens: np.ndarray, sampler: Sampler, prediction: Sequence[int] = ()) -> None:
+        self._changes.write(lane, tokens, sampler, prediction)
         self._scorer.write(lane, sampler)
 
     def cut(self, lane: int, tokens: np.ndarray, sampler: Sampler, unread: Mapping[str, int]) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paceline.kernels import round_reference as ops
 from paceline.kernels.base import Forward
+from paceline.kernels.lookup_reference import lookup
 from paceline.runner.heads.protocol import Head, HeadForward
 from paceline.runner.rounds.portable_growth import PortableGrowth
 from paceline.runner.rounds.protocol import Seat, threshold_of
@@ -104,13 +105,14 @@ class PortableRound:
         assert self._growth is not None, "a tree must be planted first"
         self._growth.prune(self.found)
 
-    def look_up(self, *, min_ngram: int, max_ngram: int) -> None:
-        ops.lookup(
+    def look_up(self, *, min_ngram: int, max_ngram: int, predicted: bool = False) -> None:
+        lookup(
             self.state,
             seats=self.lanes,
             limits=self.limits(),
             min_ngram=min_ngram,
             max_ngram=max_ngram,
+            predicted=predicted,
             found=self.found,
         )
 

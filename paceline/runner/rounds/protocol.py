@@ -135,8 +135,9 @@ class Rounds(Protocol):
     synthetic_acceptance: float  # above 0: accept drafted tokens at random, for measurements; set before any launch
     judge: Any  # a `runner.rounds.rules.Judge` for drafts of seats with a rule of their own; set before any launch
 
-    def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
-        """Write a sequence to a lane, or rewrite one that the host has changed: tokens int32 [length], sampling.
+    def write(self, lane: int, tokens: np.ndarray, sampler: Sampler, prediction: Sequence[int] = ()) -> None:
+        """Write a sequence to a lane, or rewrite one that the host has changed: tokens int32 [length], sampling, and
+        the tokens that its request predicts.
 
         The lane has no pages until they are set."""
 
@@ -254,8 +255,10 @@ class DraftingRound(Protocol):
     def prune(self) -> None:
         """Make the most likely nodes of each tree its draft, and write `found`."""
 
-    def look_up(self, *, min_ngram: int, max_ngram: int) -> None:
-        """Draft the continuation of the latest n-gram match of each seat, and write `found`."""
+    def look_up(self, *, min_ngram: int, max_ngram: int, predicted: bool = False) -> None:
+        """Draft the continuation of the longest n-gram match of each seat, and write `found`.
+
+        `predicted`: look in the request's prediction, too; only for a drafter that `reads_prediction`."""
 
 
 @runtime_checkable
@@ -269,6 +272,7 @@ class DeviceDrafter(Protocol):
     - `head`: an EAGLE-3 head with KV memory of its own, which reads these states of every committed position;
     - `max_draft`: tokens of its longest draft;
     - `ends_drafts`: True if it ends drafts itself, by `Seat.price`;
+    - `reads_prediction`: True if it reads the requests' predictions, `state.predicted`;
     - `threshold(seat)`: confidence below which the draft of a seat ends, see `DraftingRound.append`;
     - `levels(count)`: levels of a draft of at most `count` tokens;
     - `tree`: True if it drafts trees, always of as many tokens as it can. It then writes the parent of each token to
@@ -302,6 +306,12 @@ def taps_of(drafter: DeviceDrafter) -> Sequence[int]:
     """Return the places of the target whose hidden states a drafter reads."""
     taps: Sequence[int] = getattr(drafter, "taps", ())
     return taps
+
+
+def reads_prediction(drafter: DeviceDrafter) -> bool:
+    """Tell whether a drafter needs the requests' predictions on the device."""
+    reads: bool = getattr(drafter, "reads_prediction", False)
+    return reads
 
 
 def head_of(drafter: DeviceDrafter) -> Head | None:

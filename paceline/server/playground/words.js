@@ -5,7 +5,6 @@ export const REASONS = {
   "off by request": "The request switched speculation off.",
   "no drafter": "The server was started without a drafter.",
   "no prediction": "The drafter “prediction” was asked for, but the request has no prediction.",
-  "nothing predicted": "The request’s prediction has nothing to say at this place.",
   "drafter is out": "The drafter failed and is out of use.",
   "too many sequences": "Many answers run at once: a full batch gains more from plain steps.",
   "context too long": "The conversation is longer than the drafter may read.",

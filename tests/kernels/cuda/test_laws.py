@@ -69,11 +69,14 @@ def test_same_text_where_few_tokens_exist() -> None:
     assert rigs[1].engine.stats.drafted > 0
 
 
-def test_same_text_with_a_prediction() -> None:
-    """The host offers it where it is followed; where it is silent, the device looks up."""
+@pytest.mark.parametrize(
+    "by", [DEVICE_RIGS["ngram"], LookupOnDevice(reads_prediction=True)], ids=["beside ngram", "alone"]
+)
+def test_same_text_with_a_prediction(by: LookupOnDevice) -> None:
+    """Beside another drafter the host offers it where it is followed; alone, the device looks in it."""
     answers = plain_answers("greedy")
     asked = [replace(one, prediction=tuple(answers[one.id, 0].tokens[:12])) for one in requests("greedy")]
-    rig = build("cuda", RIGS["prediction"], on_device={"ngram": DEVICE_RIGS["ngram"]})
+    rig = build("cuda", RIGS["prediction"], on_device={"prediction" if by.reads_prediction else "ngram": by})
     told = run(rig, asked)
     assert tokens_of(told) == tokens_of(answers)
     assert sum(one.stats.prediction_accepted for one in told.values()) > 0

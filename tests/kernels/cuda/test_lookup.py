@@ -7,20 +7,23 @@ import copy
 import pytest
 import torch
 
-from paceline.kernels import round_reference
+from paceline.kernels import lookup_reference
 from paceline.kernels.cuda.lookup import lookup
 from paceline.runner.rounds.device_state import DeviceState
 from tests.kernels.cuda.conftest import ON_GPU
 
 
-def check(state: DeviceState, seats: torch.Tensor, limits: torch.Tensor, sizes: tuple[int, int]) -> torch.Tensor:
+def check(
+    state: DeviceState, seats: torch.Tensor, limits: torch.Tensor, sizes: tuple[int, int], *, predicted: bool = False
+) -> torch.Tensor:
     expected = copy.deepcopy(state)
     found, wanted = torch.full_like(seats, -7), torch.full_like(seats, -8)
-    given = {"seats": seats, "limits": limits, "min_ngram": sizes[0], "max_ngram": sizes[1]}
+    given = {"seats": seats, "limits": limits, "min_ngram": sizes[0], "max_ngram": sizes[1], "predicted": predicted}
     lookup(state, **given, found=found, pdl=seats.is_cuda)
-    round_reference.lookup(expected, **given, found=wanted)
+    lookup_reference.lookup(expected, **given, found=wanted)
     assert found.tolist() == wanted.tolist()
     assert torch.equal(state.tokens, expected.tokens)
+    assert torch.equal(state.drift, expected.drift)
     return found
 
 
@@ -72,3 +75,70 @@ def test_a_loop_is_drafted_as_a_loop(device: torch.device) -> None:
     check(state, seats, torch.full_like(seats, 50), (2, 3))
     assert state.tokens[0, 7:57].tolist() == ([1, 2, 3] * 17)[:50]
     assert state.tokens[0, 57:].count_nonzero() == 0
+
+
+# ── predictions ──
+
+
+def predicting(lanes: int, width: int, device: torch.device) -> DeviceState:
+    return DeviceState(lanes=lanes, width=width, scratch_page=9, device=device, predicts=True)
+
+
+@pytest.mark.parametrize("alphabet", [2, 4, 1000])
+def test_predictions_as_the_reference(alphabet: int, device: torch.device) -> None:
+    random, lanes = torch.Generator().manual_seed(alphabet), 24 if ON_GPU else 12
+    state = predicting(lanes, 70, device)
+    state.tokens[:-1] = torch.randint(0, alphabet, (lanes, 70), generator=random).int().to(device)
+    state.lengths[:-1] = torch.randint(1, 60, (lanes,), generator=random).int().to(device)
+    state.predicted[:-1] = torch.randint(0, alphabet, (lanes, 70), generator=random).int().to(device)
+    state.predicted[: lanes // 2] = state.tokens[: lanes // 2].roll(-3, 1)
+    state.predicted_lengths[:-1] = torch.randint(0, 70, (lanes,), generator=random).int().to(device)
+    state.drift[:-1] = torch.randint(-60, 20, (lanes,), generator=random).int().to(device)
+    seats = torch.randperm(lanes + 1, generator=random).int().to(device)
+    limits = torch.randint(0, 50, (lanes + 1,), generator=random).int().to(device)
+    before = state.drift.clone()
+    found = check(state, seats, limits, (1, 6), predicted=True)
+    assert found.count_nonzero() > lanes / 4
+    assert not torch.equal(state.drift, before)
+
+
+@pytest.mark.parametrize("place", [6, 1023, 1024, 1027, 2500])
+@pytest.mark.parametrize("expected", [0, 1020, 3000])
+def test_the_nearest_place_of_a_long_prediction(place: int, expected: int, device: torch.device) -> None:
+    state = predicting(1, 3100, device)
+    words = torch.arange(6, dtype=torch.int32, device=device)
+    state.predicted[0] = torch.arange(3100, dtype=torch.int32, device=device) + 1000
+    for end in {place, 2000}:
+        state.predicted[0, end - 6 : end] = words
+    state.predicted_lengths[0], state.drift[0], state.lengths[0] = 3050, expected - 40, 40
+    state.tokens[0, 34:40] = words
+    seats = torch.zeros(1, dtype=torch.int32, device=device)
+    assert check(state, seats, torch.full_like(seats, 40), (1, 6), predicted=True).tolist() == [40]
+    nearest = min(place, 2000, key=lambda end: abs(end - expected))
+    assert state.tokens[0, 40:42].tolist() == [nearest + 1000, nearest + 1001]
+    assert state.drift.tolist()[0] == nearest - 40
+
+
+@pytest.mark.parametrize(("own", "drafted"), [(2, [50, 51]), (3, [50, 51]), (4, [60, 61])])
+def test_the_longer_match_of_both_texts(own: int, drafted: list[int], device: torch.device) -> None:
+    """Three tokens match in the prediction; of as many in the own text the prediction's are drafted."""
+    state = predicting(1, 40, device)
+    words = torch.tensor([1, 2, 3, 4], dtype=torch.int32, device=device)
+    state.tokens[0, 4 - own : 4] = words[4 - own :]
+    state.tokens[0, 4:8] = torch.tensor([60, 61, 62, 63], device=device)
+    state.tokens[0, 8:12] = words
+    state.predicted[0, :6] = torch.tensor([7, 2, 3, 4, 50, 51], device=device)
+    state.lengths[0], state.predicted_lengths[0] = 12, 6
+    seats = torch.zeros(1, dtype=torch.int32, device=device)
+    assert check(state, seats, torch.full_like(seats, 2), (1, 6), predicted=True).tolist() == [2]
+    assert state.tokens[0, 12:14].tolist() == drafted
+
+
+def test_a_draft_ends_with_the_prediction(device: torch.device) -> None:
+    state = predicting(1, 40, device)
+    state.tokens[0, :3] = torch.tensor([1, 2, 3], device=device)
+    state.predicted[0, :5] = torch.tensor([1, 2, 3, 4, 5], device=device)
+    state.lengths[0], state.predicted_lengths[0] = 3, 5
+    seats = torch.zeros(1, dtype=torch.int32, device=device)
+    assert check(state, seats, torch.full_like(seats, 9), (1, 6), predicted=True).tolist() == [2]
+    assert state.tokens[0, 3:7].tolist() == [4, 5, 0, 0]
