@@ -40,6 +40,14 @@ class Draft:
             depths.append(depths[parent + 1] + 1)
         return max(depths)
 
+    @property
+    def paths(self) -> list[tuple[int, ...]]:
+        """Tokens from the last committed one to each drafted token, which is the last of its path."""
+        paths: list[tuple[int, ...]] = [()]
+        for parent, token in zip(self.parents or range(-1, len(self.tokens) - 1), self.tokens, strict=True):
+            paths.append((*paths[parent + 1], token))
+        return paths[1:]
+
     def problem(self, *, vocab_size: int, max_length: int) -> str | None:
         """Say why this draft cannot be verified. None: it can. Drafters are not trusted: law 8 of docs/drafters.md."""
         if not isinstance(self.tokens, tuple) or not isinstance(self.parents, tuple):

@@ -253,9 +253,13 @@ class SamplingParams:
     @property
     def edits_logits(self) -> bool:
         """True if anything besides temperature, filters and noise acts on the logits."""
+        return self.grammar is not None or self.shifts_logits
+
+    @property
+    def shifts_logits(self) -> bool:
+        """True if the request itself, without its grammar, changes or forbids tokens beside temperature and filters."""
         return bool(
-            self.grammar is not None
-            or self.logit_bias
+            self.logit_bias
             or self.allowed_tokens is not None
             or self.min_tokens
             or self.repetition_penalty != 1

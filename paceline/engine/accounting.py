@@ -30,31 +30,35 @@ class Accounting:
 
     def planned(self) -> None:
         """Charge the time since the last mark to planning and launching."""
-        self._stats.count_plan(self._lap())
+        before, self._mark = self._mark, self._clock()
+        self._stats.count_plan(self._mark - before)
 
     def charge(self, landing: Landing) -> None:
         """Divide the draft and verification time of a step among its sequences, in proportion to their rows."""
-        counts = [work.count + work.drafted for work in landing.works]
-        rows = sum(counts)
-        draft, verify = (seconds / max(rows, 1) for seconds in (landing.times.draft, landing.times.verify))  # of a row
-        for work, count in zip(landing.works, counts, strict=True):
-            counters = work.sequence.counters
-            counters.time_draft += draft * count
-            counters.time_verify += verify * count
+        rows = 0
+        for work in landing.works:
+            rows += work.count + work.drafted
+        for work in landing.works:
+            counters, share = work.sequence.counters, (work.count + work.drafted) / rows
+            counters.time_draft += landing.times.draft * share
+            counters.time_verify += landing.times.verify * share
         self._rows = rows
         self._stats.rows += rows
 
     def emitted(self, landing: Landing) -> None:
         """Count a landing that was charged and emitted, and teach the cost model if the step only decoded."""
-        lap, times = self._lap(), landing.times
-        self._stats.count_landing(times, waited=landing.waited, lap=lap, inside=landing.inside)
+        before, self._mark, times = self._mark, self._clock(), landing.times
+        self._stats.count_landing(times, waited=landing.waited, lap=self._mark - before, inside=landing.inside)
         self._stats.wasted += landing.wasted
         if landing.decodes:
-            drawn = [len(work.verdict.path) for work in landing.works if work.verdict is not None]
+            sequences, accepted = 0, 0
+            for work in landing.works:
+                if work.verdict is not None:
+                    sequences, accepted = sequences + 1, accepted + len(work.verdict.path)
             self._governor.cost.observe(
-                sequences=len(drawn),
+                sequences=sequences,
                 rows=self._rows,
-                tokens=len(drawn) + sum(drawn),
+                tokens=sequences + accepted,
                 pass_seconds=times.verify,
                 step_seconds=times.step or self._mark - self._began,
                 draft_seconds=times.draft,
@@ -80,7 +84,3 @@ class Accounting:
         if work.predicted:
             counters.prediction_accepted += accepted
             counters.prediction_rejected += drafted - accepted
-
-    def _lap(self) -> float:
-        before, self._mark = self._mark, self._clock()
-        return self._mark - before

@@ -196,7 +196,7 @@ class Engine:
                 self._events.append(self._end(sequence, Finish.DEADLINE))
 
     def _admit(self) -> None:
-        for sequence in self._scheduler.admit():
+        for sequence in self._scheduler.admit() if self._scheduler.waiting else ():
             sequence.counters.count_admission(now=self._clock())
             self._stepper.start(sequence)
 
@@ -218,7 +218,8 @@ class Engine:
         while self._stepper.in_flight > depth:
             landing = self._stepper.land()
             self._accounting.charge(landing)
-            self._learn_reading(landing)
+            if not landing.decodes:
+                self._learn_reading(landing)
             self._commit(landing)
             self._emit(landing)
             self._stepper.observe(landing)
@@ -226,8 +227,6 @@ class Engine:
 
     def _learn_reading(self, landing: Landing) -> None:
         """Tell the scheduler how long the prompts of a step took: by the device's clock, or by their share of rows."""
-        if landing.decodes:
-            return
         chunks = [(work.start, work.count) for work in landing.works if not work.decodes]
         if chunks and not landing.wasted:
             share = sum(count for _, count in chunks) / sum(work.rows for work in landing.works)
@@ -242,7 +241,7 @@ class Engine:
             assert sequence.span is not None
             if verdict is not None:
                 if not work.in_place:
-                    work.tokens = [*(work.draft.tokens[node] for node in verdict.path), verdict.token]
+                    work.tokens = [*map(work.draft.tokens.__getitem__, verdict.path), verdict.token]
                 self._lanes.commit(lane, len(sequence.tokens), work.tokens)
             if work.in_place and verdict is not None:
                 self._cache.extend(sequence.span, self._lanes.texts[lane], work.count + len(verdict.path))

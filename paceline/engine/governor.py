@@ -10,7 +10,7 @@ The scheduler asks for `draft_lengths`; the engine reports acceptance to `learn`
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
 from statistics import linear_regression
 from typing import NamedTuple
@@ -30,6 +30,11 @@ from paceline.types import Off, OffKind
 PRIOR_PRICE, PRIOR_ROW_PRICE = 0.12, 0.06
 LOOK_SEQUENCES, MAX_KEPT = 12, 4  # sequences per round, and rounds at most, for which a best draft length is kept
 PLAIN_FASTER = Off(OffKind.PLAIN_FASTER, "paused: plain rounds make more tokens a second")
+
+
+KnownRounds = tuple[Collection[str], Mapping[str, list[float]]]
+"""Drafters that rest, and seconds of rounds with drafts of 0, 1, … tokens by drafter."""
+NOTHING_KNOWN: KnownRounds = (), {}  # without a device no drafter rests, and no round is timed
 
 
 class Best(NamedTuple):
@@ -72,16 +77,19 @@ class Governor:
     def draft_lengths(self, sequences: Seq[Sequence], *, running: int, rows: int) -> list[int]:
         """Return the longest draft worth asking for, for each sequence, with at most `rows` tokens in all. If it is 0,
         the sequence's `off` says why."""
-        drafters = [name for name in dict.fromkeys([sequence.drafter for sequence in sequences]) if name is not None]
-        resting, seconds = self._known_rounds(drafters, sequences)
-        terms = {name: self._terms(name, running, by_cost=name not in seconds) for name in drafters}
-        wishes = [
-            self._wish(sequence, running, terms.get(sequence.drafter or ""))
-            if sequence.sampler.grammar is not None
-            or (sequence.drafter is not None and sequence.drafter not in resting)
-            else self._rest(sequence)
-            for sequence in sequences
-        ]
+        # Loops instead of comprehensions, and one test instead of a call: on a CPU caches are cold after a pass.
+        resting, seconds = NOTHING_KNOWN if self._rounds is None else self._known_rounds(sequences)
+        terms: dict[str, Terms] = {}
+        wishes = []
+        for sequence in sequences:
+            drafter = sequence.drafter
+            if drafter is not None and drafter not in terms:
+                terms[drafter] = self._terms(drafter, running, by_cost=drafter not in seconds)
+            if sequence.sampler.grammar is not None or (drafter is not None and drafter not in resting):
+                wishes.append(self._wish(sequence, running, terms.get(drafter or "")))
+            else:
+                wishes.append(0)
+                sequence.off = sequence.off if drafter is None else PLAIN_FASTER
         for drafter, known in seconds.items():
             wishes = self._within_a_round(sequences, wishes, drafter, known)
         total = min(rows, self._config.max_draft_tokens)
@@ -209,11 +217,10 @@ class Governor:
             self._enders[drafter] = bool(getattr(by, "ends_drafts", False))
         return self._enders[drafter]
 
-    def _known_rounds(self, drafters: Seq[str], sequences: Seq[Sequence]) -> tuple[set[str], dict[str, list[float]]]:
-        """Return the drafters that rest or are on trial in this round, and the seconds of rounds of the others that are
-        known. Without a device no drafter rests, and no round is timed."""
-        if self._rounds is None:
-            return set(), {}
+    def _known_rounds(self, sequences: Seq[Sequence]) -> KnownRounds:
+        """Return the drafters that rest or are on trial in this round of a device, and the seconds of rounds of the
+        others that are known."""
+        drafters = [name for name in dict.fromkeys([sequence.drafter for sequence in sequences]) if name is not None]
         for judged in self._judged:
             self._rests.tell(judged)
             self._trials.tell(judged)
@@ -233,11 +240,6 @@ class Governor:
             if drafter not in self._rests:
                 self.host.forget(drafter)  # a time that a busy moment made too long would keep it off for ever
         return resting
-
-    def _rest(self, sequence: Sequence) -> int:
-        if sequence.drafter is not None:
-            sequence.off = PLAIN_FASTER
-        return 0
 
     def _round_seconds(self, drafters: Seq[str], *, batch: int, masked: bool) -> dict[str, list[float]]:
         """Map each drafter to the seconds of its rounds with drafts of 0, 1, … tokens; only those with known times."""

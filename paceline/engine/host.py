@@ -10,6 +10,7 @@ from collections.abc import Sequence as Seq
 
 from paceline.draft import Draft
 from paceline.engine.governor import Governor
+from paceline.engine.grammar_drafts import follow_grammar
 from paceline.engine.host_drafters import HostDrafters
 from paceline.engine.judge import COUPLED, judge, rule_of
 from paceline.engine.scheduler import StepPlan, Work
@@ -104,12 +105,14 @@ class HostStepper:
         grammar forces are a draft of their own, without a drafter."""
         asking: dict[str, list[Work]] = {}
         for work in plan.works:
-            name = work.drafter or ""
-            if forced := self._forced(work):
+            if not work.max_draft:
+                continue
+            grammar = work.sequence.sampler.grammar
+            if grammar is not None and (forced := grammar.forced(work.max_draft)):
                 work.forced = True
                 self._attach(work, Draft(tokens=forced))
-            elif work.max_draft and self._drafters.may_ask(work):
-                asking.setdefault(name, []).append(work)
+            elif self._drafters.may_ask(work):
+                asking.setdefault(work.drafter or "", []).append(work)
         for name, works in asking.items():
             began = self._clock()
             drafts = self._drafters.guards[name].propose(self._drafters.asks(name, works))
@@ -117,7 +120,8 @@ class HostStepper:
             if all(in_step):
                 self._learn_cost(name, drafts, seconds=self._clock() - began)
             for work, draft, knew in zip(works, drafts, in_step, strict=True):
-                self._attach(work, draft)
+                grammar = work.sequence.sampler.grammar
+                self._attach(work, draft if grammar is None else follow_grammar(draft, grammar, limit=work.max_draft))
                 if draft or knew:
                     self._asked[name, work.sequence.key] = len(work.sequence.tokens)
 
@@ -133,10 +137,6 @@ class HostStepper:
         """Return True if the drafter had few new tokens to read; only then the draft's time is typical and learnt."""
         last = self._asked.get((name, sequence.key))
         return last is not None and len(sequence.tokens) - last <= PASSING_TOKENS
-
-    def _forced(self, work: Work) -> tuple[int, ...]:
-        grammar = work.sequence.sampler.grammar
-        return grammar.forced(work.max_draft) if grammar is not None and work.max_draft else ()
 
     def _attach(self, work: Work, draft: Draft) -> None:
         work.draft, work.drafted, work.depth = draft, len(draft.tokens), draft.depth
@@ -167,19 +167,18 @@ class HostStepper:
         verdicts = judge(works, output, self._forward.pick)
         for work in works:
             work.verdict = verdicts[work.sequence.key]
-            _score(work, work.verdict, output)
+            if work.sequence.request.sampling.logprobs is not None:
+                _score(work, work.verdict, output)
         for work in plan.works:
             if work.sequence.needs_prompt_rows:
                 _keep_prompt(work, output)
 
 
 def _score(work: Work, verdict: Verdict, output: Output) -> None:
-    """Set the log-probabilities of the new tokens, if the request asks for them."""
-    top = work.sequence.request.sampling.logprobs
-    if top is not None:
-        rows = [work.root, *(work.root + 1 + node for node in verdict.path)]
-        tokens = [*map(work.draft.tokens.__getitem__, verdict.path), verdict.token]
-        work.scores = logprobs_of(output.logits[rows], tokens, top)
+    """Set the log-probabilities of the new tokens of a request that asks for them."""
+    rows = [work.root, *(work.root + 1 + node for node in verdict.path)]
+    tokens = [*map(work.draft.tokens.__getitem__, verdict.path), verdict.token]
+    work.scores = logprobs_of(output.logits[rows], tokens, work.sequence.request.sampling.logprobs or 0)
 
 
 def _keep_prompt(work: Work, output: Output) -> None:

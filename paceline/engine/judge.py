@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.accept.coupled import accept_coupled
+from paceline.accept.coupled import DrawnTokens, accept_coupled
 from paceline.accept.registry import judged_by
 from paceline.accept.rows import Outcome, Rows
-from paceline.draft import Draft
 from paceline.engine.scheduler import Work
 from paceline.kernels.base import Output
 from paceline.kernels.noise import gumbel_noise
@@ -28,17 +27,28 @@ COUPLED = Rule.COUPLED  # a local name: looked up for every work
 
 def judge(works: Sequence[Work], output: Output, pick: Pick) -> dict[int, Verdict]:
     """Judge all works. Returns verdicts by sequence key; without a draft a verdict is the target's token alone."""
-    drawn = _drawn(works, output, pick)
+    verdicts: dict[int, Verdict] = {}
+    left = []
+    for work in works:
+        if work.drawn and output.drawn is not None:
+            sampler, own = work.sequence.sampler, output.drawn[work.root : work.root + 1 + len(work.draft.tokens)]
+            checked = sampler.filters or sampler.grammar is not None
+            drawn = CheckedTokens(work, own, output, pick) if checked else own
+            verdicts[work.sequence.key] = accept_coupled(work.draft, drawn)
+        else:
+            left.append(work)
+    return verdicts | _judge_here(left, output, pick) if left else verdicts
+
+
+def _judge_here(works: Sequence[Work], output: Output, pick: Pick) -> dict[int, Verdict]:
+    """Judge works whose tokens the pass did not draw."""
+    drawn = _draw(works, output, pick)
     verdicts = {}
     others: dict[Rule, list[Work]] = {}
     for work in works:
         rule = rule_of(work)
         if rule is COUPLED:
-            own = drawn[work.root : work.root + 1 + len(work.draft.tokens)]
-            if work.drawn and work.sequence.sampler.filters and output.drawn is not None:
-                verdicts[work.sequence.key] = accept_coupled(work.draft, FilteredTokens(work, own, output, pick))
-            else:
-                verdicts[work.sequence.key] = accept_coupled(work.draft, own)
+            verdicts[work.sequence.key] = accept_coupled(work.draft, drawn[_outs(work)])
         else:
             others.setdefault(rule, []).append(work)
     for rule, mine in others.items():
@@ -50,40 +60,43 @@ def judge(works: Sequence[Work], output: Output, pick: Pick) -> dict[int, Verdic
     return verdicts
 
 
-def _drawn(works: Sequence[Work], output: Output, pick: Pick) -> list[int]:
-    """Return the target's own token after each row with logits, drawn in the pass if possible, else here."""
-    if output.drawn is None:
-        drawn = output.argmax.tolist()
-        left = [work for work in works if not work.sequence.sampler.is_argmax]
-    else:
-        drawn = [*output.drawn]
-        left = [work for work in works if not work.drawn]
-    if left:
-        groups = [_row_group(work) for work in left]
-        targets = sample(output.logits, output.argmax, groups, pick)
-        for group in groups:
-            drawn[group.rows] = targets[group.rows].tolist()
-    return drawn
+def _draw(works: Sequence[Work], output: Output, pick: Pick) -> list[int]:
+    """Return the target's own token after each row of the works; rows of other works get their best token."""
+    tokens: list[int] = sample(output.logits, output.argmax, [_row_group(work) for work in works], pick).tolist()
+    return tokens
 
 
-class FilteredTokens:
-    """The target's tokens after the rows of a work, by `DrawnTokens`, from those that the pass drew without filters.
+class CheckedTokens:
+    """The target's tokens after the rows of a work, by `DrawnTokens`, from those that the pass drew with noise alone.
 
-    Filters keep the best token of a row. So where the pass drew it, the token stays, and no floor has to be found. A
-    row with another token is drawn again. Behind a token that the pass did not draw, its tokens mean nothing."""
+    Filters keep the best token of a row, and a token that a grammar allows is drawn with its mask, too. So where the
+    pass drew such a token, it stays: no floor has to be found, and no mask to be computed. Another token is drawn
+    again. Behind a token that the pass did not draw, its noisy tokens mean nothing; its best tokens always do."""
 
-    def __init__(self, work: Work, drawn: Sequence[int], output: Output, pick: Pick) -> None:
+    def __init__(self, work: Work, drawn: DrawnTokens, output: Output, pick: Pick) -> None:
         self._work, self._drawn, self._output, self._pick = work, drawn, output, pick
-        self._on_path = True  # False: behind a token that the pass did not draw
+        self._valid = True  # False: behind a token that the pass did not draw
+        self._path: list[int] = []  # tokens up to the next row
 
     def __getitem__(self, row: int, /) -> int:
-        out, token = self._work.root + row, self._drawn[row]
-        if self._on_path and token == int(self._output.argmax[out]):
-            return token
-        position = _positions(self._work)[row : row + 1]
-        filtered = self._work.sequence.sampler.draw(self._output.logits[out : out + 1], position, self._pick)
-        self._on_path = self._on_path and int(filtered) == token
-        return int(filtered)
+        token = self._drawn[row]
+        if not (self._valid and self._stays(row, token)):
+            drawn = self._draw_again(row)
+            self._valid = self._valid and (drawn == token or self._work.sequence.sampler.greedy)
+            token = drawn
+        self._path.append(token)
+        return token
+
+    def _stays(self, row: int, token: int) -> bool:
+        sampler = self._work.sequence.sampler
+        if sampler.filters and token != int(self._output.argmax[self._work.root + row]):
+            return False
+        return sampler.grammar is None or sampler.grammar.fitting((*self._path, token)) > len(self._path)
+
+    def _draw_again(self, row: int) -> int:
+        sampler, out = self._work.sequence.sampler, self._work.root + row
+        logits = sampler.edit(self._output.logits[out : out + 1], [self._path])
+        return int(sampler.draw(logits, _positions(self._work)[row : row + 1], self._pick)[0])
 
 
 def rule_of(work: Work) -> Rule:
@@ -159,7 +172,7 @@ class VerifiedWorks:
     def _edited(self) -> list[Tensor]:
         """Logits [rows, vocab] of each work, with penalties, bias and masks."""
         logits = self._output.logits
-        return [work.sequence.sampler.edit(logits[_outs(work)], _ancestors(work.draft)) for work in self._works]
+        return [work.sequence.sampler.edit(logits[_outs(work)], [(), *work.draft.paths]) for work in self._works]
 
 
 def _verdicts(works: Sequence[Work], outcome: Outcome) -> dict[int, Verdict]:
@@ -200,7 +213,7 @@ def _outs(work: Work) -> slice:
 
 def _row_group(work: Work) -> RowGroup:
     sampler = work.sequence.sampler
-    ancestors = _ancestors(work.draft) if sampler.params.edits_logits else ()
+    ancestors = [(), *work.draft.paths] if sampler.params.edits_logits else ()
     return RowGroup(sampler, _outs(work), _positions(work), ancestors)
 
 
@@ -210,11 +223,3 @@ def _positions(work: Work) -> np.ndarray:
     for parent in work.draft.parents or range(-1, len(work.draft) - 1):
         positions.append(positions[parent + 1] + 1)
     return np.array(positions)
-
-
-def _ancestors(draft: Draft) -> list[tuple[int, ...]]:
-    """Return the drafted tokens on the path to each row, the row included; empty for the root."""
-    paths: list[tuple[int, ...]] = [()]
-    for parent, token in zip(draft.parents or range(-1, len(draft) - 1), draft.tokens, strict=True):
-        paths.append((*paths[parent + 1], token))
-    return paths

@@ -36,9 +36,10 @@ class RowSeconds:
             self._pace = seconds
         expected = self._ratios[rows] if passes else self._interpolated(rows)
         error = seconds / (self._pace * expected)
-        self._ratios[rows] = expected * _within(error, RATIO_OUTLIER) ** max(1 / (passes + 1), RATIO_SHARE)
+        bounded = min(max(error, 1 / RATIO_OUTLIER), RATIO_OUTLIER)
+        self._ratios[rows] = expected * bounded ** max(1 / (passes + 1), RATIO_SHARE)
         if passes:
-            self._pace *= _within(error, PACE_OUTLIER) ** PACE_SHARE
+            self._pace *= min(max(error, 1 / PACE_OUTLIER), PACE_OUTLIER) ** PACE_SHARE
 
     def seconds(self, rows: int) -> float:
         """Return the seconds of a pass, by neighbouring numbers of rows if it was not measured."""
@@ -58,7 +59,3 @@ class RowSeconds:
         nearest = low if rows < low else high
         bounds = ratios[nearest], ratios[nearest] * rows / nearest
         return min(max(ratio, min(bounds)), max(bounds))
-
-
-def _within(error: float, most: float) -> float:
-    return min(max(error, 1 / most), most)

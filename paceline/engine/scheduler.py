@@ -108,11 +108,7 @@ class StepPlan:
     falls_short: bool = False  # too few pages: land everything and plan again
     depth: int = 0  # steps that stay in flight when the engine's step ends, this one included
     crowded: bool = False  # more sequences run than max_draft_batch: none may draft
-
-    @property
-    def decodes(self) -> bool:
-        """True if every sequence computes its last token, and nothing of a prompt."""
-        return all(work.decodes for work in self.works)
+    decodes: bool = True  # every sequence computes its last token, and nothing of a prompt
 
 
 class Scheduler:
@@ -165,6 +161,7 @@ class Scheduler:
                 continue
             if work.start + work.count + work.max_draft <= len(span.pages) * PAGE_SIZE or self._reserve(work, plan):
                 plan.works.append(work)
+                plan.decodes = plan.decodes and work.samples and work.count == 1
         if plan.preempted:
             plan.works = [work for work in plan.works if work.sequence.lane >= 0]  # a later work may have preempted it
         return plan

@@ -22,7 +22,7 @@ Nothing here depends on requests, drafters or queues.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -62,7 +62,7 @@ class Output:
     states: Tensor | None = None  # float32 [rows, hidden] after the last norm, on the model's device; None: none kept
     # [outs] tokens drawn with the batch's seeds and inverse temperatures; None: this Forward draws none. Meaningful
     # only along the path that the target itself drew: entries below a rejected token are arbitrary.
-    drawn: Iterable[int] | None = None
+    drawn: Sequence[int] | memoryview | None = None
 
 
 class KVMemory(Protocol):

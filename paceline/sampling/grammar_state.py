@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from paceline.sampling.grammar import Grammars
 
 MAX_RENEWALS = 4  # times that a sequence may start over because its grammar ran into a limit
+REPLAYED_MASKS = 64  # last committed tokens before which masks are computed when a sequence starts over
 MAX_INLINE_SECONDS = 0.00025  # CPU time of a mask beyond which a worker computes the next; usual ones take 2 to 100 µs
 WORKERS = max(1, (os.cpu_count() or 1) - 1)  # threads that compute masks
 DEAD_END = "the grammar cannot be followed any further: it is too complex, or no token spells what it asks for"
@@ -55,6 +56,7 @@ class GrammarState:
         self._committed: list[int] = []
         self._path: Path = ()  # the matcher's position behind the committed tokens
         self._masks: dict[Path, np.ndarray | None] = {(): first}  # masks computed since the last commit
+        self._fitting: dict[Path, bool] = {}  # paths looked at since the last commit: whether the last token is allowed
         self._forced: tuple[int, Path] = (0, ())  # a limit, and the forced tokens within it
         self._seconds = math.inf  # CPU time of the latest mask; others may run between its beginning and its end
         self._renewals = 0
@@ -107,6 +109,12 @@ class GrammarState:
             return Outlook.END if self._grammars.only_ends(mask) else Outlook.TOKENS
 
     @property
+    def strained(self) -> bool:
+        """True if the grammar ran into a limit before. Each look ahead may then cost a fresh start, of which there are
+        few."""
+        return self._renewals > 0
+
+    @property
     def slow(self) -> bool:
         """True if masks are left to a worker: the latest one took long, or none was computed yet."""
         return self.beside and self._seconds > MAX_INLINE_SECONDS
@@ -123,6 +131,8 @@ class GrammarState:
         with self._lock:
             for count in range(1, len(tokens) + 1):
                 path = tuple(tokens[:count])
+                if self._surely_goes_on(path):
+                    continue
                 mask = self._look(path)
                 if mask is None:
                     return (count if self._allowed_last(path) else count - 1), Finish.ERROR
@@ -130,18 +140,40 @@ class GrammarState:
                     return count, Finish.STOP
         return len(tokens), None
 
+    def _surely_goes_on(self, path: Path) -> bool:
+        """Return True if more than an end may follow a path: its text is not complete, or its last token may come once
+        more. No mask is computed. False says nothing."""
+        matcher = self._matcher
+        if not self._fitting.get(path, False) or not self._walk(path) or matcher.is_stopped():
+            return False
+        return not matcher.is_accepting() or matcher.validate_tokens([path[-1]]) == 1
+
     def fitting(self, tokens: Sequence[int]) -> int:
-        """Count the first of some tokens that were drawn without masks: those that the grammar allows. A matcher that
-        ran into a limit starts over; if it does so again, none counts. Nor does an end of a slow grammar's text: `fits`
-        would need the mask there."""
+        """Count the first of some tokens that masks would allow, without computing any.
+
+        Where the grammar forces a text, masks allow one spelling of it, although the matcher follows others, too. Of a
+        slow grammar, tokens that only a mask can tell do not count: an end, and all after a limit."""
+        path = tuple(tokens)
+        if self.slow:
+            path = () if self.strained else path[: self._first_end(path)]
         with self._lock:
-            path = tuple(tokens)
-            if self.slow:
-                path = path[: self._first_end(path)]
-            if not self._walk(path) and self._matcher.is_error():
-                self._renew()
-                self._walk(path)
-            return 0 if self._lost or self._matcher.is_error() else len(self._path)
+            for count, token in enumerate(path):
+                to = path[: count + 1]
+                if to not in self._fitting:
+                    self._fitting[to] = self._is_allowed(path[:count], token)
+                if not self._fitting[to]:
+                    return count
+        return len(path)
+
+    def _is_allowed(self, before: Path, token: int) -> bool:
+        """Return True if a token may follow a path that fits."""
+        by_matcher = before not in self._masks and token not in self._grammars.eos_ids and not self._renewals
+        if by_matcher and (before == self._path or self._walk(before)):
+            forced = self._matcher.compute_ff_tokens()
+            if not self._matcher.is_error():
+                return forced[0] == token if forced else self._walk((*before, token))
+        mask = self._look(before)
+        return mask is not None and has_token(mask, token)
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Follow tokens that were committed. A matcher that ran into a limit is led to them by the next look."""
@@ -151,6 +183,7 @@ class GrammarState:
                 self._lost = True
             self._committed += path
             self._path, self._forced, self.may_force = (), (0, ()), True
+            self._fitting.clear()
             if self._masks:
                 self._masks = {key[len(path) :]: mask for key, mask in self._masks.items() if key[: len(path)] == path}
 
@@ -164,14 +197,19 @@ class GrammarState:
                 self._forced = limit, self._find_forced(limit)
         return self._forced[1][:limit]
 
-    def _find_forced(self, limit: int) -> Path:
-        path: Path = ()
-        while len(path) < limit and not self._lost and (path == self._path or self._walk(path)):
+    def forced_behind(self, path: Path, limit: int) -> Path:
+        """List the tokens that must follow a path which fits, at most `limit`."""
+        with self._lock:
+            return self._find_forced(limit, behind=path)[:limit]
+
+    def _find_forced(self, limit: int, behind: Path = ()) -> Path:
+        path, end = behind, len(behind) + limit
+        while len(path) < end and not self._lost and (path == self._path or self._walk(path)):
             more = self._matcher.compute_ff_tokens()
             if not more:
                 break
             path += tuple(more)
-        return path
+        return path[len(behind) :]
 
     def _allowed_last(self, path: Path) -> bool:
         """Return True if the last token of `path` fits, whether or not anything may follow it."""
@@ -256,7 +294,19 @@ class GrammarState:
             self._lost = True
             return
         self._matcher, _ = self._grammars.fresh(self._grammar, anew=True)
-        self._lost = self._matcher.try_consume_tokens(self._committed) < len(self._committed)
+        self._lost = not self._replay()
+
+    def _replay(self) -> bool:
+        """Lead a fresh matcher along the committed tokens. The limits of llguidance bound each query alone: a mask may
+        need more at once than in the steps in which masks of the text before it were computed."""
+        far, near = self._committed[:-REPLAYED_MASKS], self._committed[-REPLAYED_MASKS:]
+        if self._matcher.try_consume_tokens(far) < len(far):
+            return False
+        for token in near:
+            self._grammars.mask(self._matcher)
+            if not self._matcher.try_consume_tokens([token]):
+                return False
+        return True
 
 
 def _shared(rows: Sequence[int], done: Collection[int]) -> int:

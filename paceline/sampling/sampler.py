@@ -87,9 +87,9 @@ class Sampler:
         self.seed = seed
         self.greedy = params.greedy
         self.is_argmax = params.greedy and not params.edits_logits  # the token is the argmax of a forward pass
-        # True: a forward pass can draw the token itself, with `inverse_temperature` and noise alone. Filters come after
-        # the pass.
-        self.is_simple = not params.edits_logits
+        # True: a forward pass can draw the token itself, with `inverse_temperature` and noise alone. Filters and a
+        # grammar come after the pass: they keep a token that is drawn without them, or another one is drawn.
+        self.is_simple = not params.shifts_logits
         self.filters = bool(params.filters and not params.greedy)
         self.output_tokens = 0
         self.inverse_temperature = 0.0 if params.greedy else 1.0 / params.temperature

@@ -5,7 +5,7 @@
                                                       each, or one token of a chain
 
 A `TreeHead` drafts a whole tree without the host. A draft is a chain for other heads, and if the host must act between
-two tokens (penalties, a grammar, rules that need distributions).
+two tokens (penalties, rules that need distributions).
 """
 
 from __future__ import annotations
@@ -134,8 +134,9 @@ class ChainDrafting:
 
 
 def is_simple(ask: Ask) -> bool:
-    """Tell whether a head can draft without the host: greedy or with temperature and filters, and without `probs`."""
-    return not ask.sampler.params.edits_logits and (ask.sampler.greedy or not ask.rule.wants_probs)
+    """Tell whether a head can draft without the host: greedy or with temperature and filters, and without `probs`.
+    Tokens that a grammar forbids are cut from the draft."""
+    return ask.sampler.is_simple and (ask.sampler.greedy or not ask.rule.wants_probs)
 
 
 def _wanted(ask: Ask, worth: float, least: float, row_prices: tuple[float, ...]) -> TreeRequest:
