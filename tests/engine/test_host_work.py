@@ -43,3 +43,15 @@ def calls_in(batch: int, on_device: Mapping[str, Any]) -> int:
 def test_one_more_sequence_takes_few_calls(on_device: Mapping[str, Any], most: int) -> None:
     few, many = (calls_in(batch, on_device) for batch in (2, 8))
     assert (many - few) / 6 / STEPS <= most
+
+
+def test_a_plain_step_of_one_sequence_on_the_host_takes_few_calls() -> None:
+    """After a pass over all weights the caches of a CPU are cold, and each of these calls takes a microsecond."""
+    rig = build("compiled")
+    sampling = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    rig.engine.submit(Request(id="one", prompt=prompt(18, seed=1), sampling=sampling))
+    for _ in range(4):
+        rig.engine.step()
+    count, events = count_calls(rig.engine.step, of=HOST)
+    assert len(events) == 1
+    assert count <= 60
