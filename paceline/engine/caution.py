@@ -22,7 +22,7 @@ from paceline.accept.registry import in_use
 from paceline.types import Rule
 
 # In sixteen JSON answers of SmolLM2 (greedy, 320 tokens), masks change 19 % of the first 60 tokens and 1.3 % of those
-# behind them. By these, values of twice or half the size take at most 3 % longer (docs/experiments.md, "Rounds without
+# behind them. Values of twice or half the size were not told apart by speed (docs/experiments.md, "Rounds without
 # masks").
 FIRST_ROUNDS = 16  # rounds with masks at the beginning of an answer
 MAX_ROUNDS = 16  # rounds with masks after a cut, at most
