@@ -13,7 +13,7 @@ from paceline.draft import Draft
 from paceline.kernels import noise
 from paceline.kernels.base import Output
 from paceline.sampling.sampler import Sampler
-from paceline.types import SamplingParams, Speculation
+from paceline.types import Grammar, SamplingParams, Speculation
 
 VOCAB, COMMITTED = 40, 7
 PARENTS = (-1, -1, 0, 0, 1, 2, 4)
@@ -79,3 +79,37 @@ def check_best_tokens(judge: Callable) -> None:
     work, output, _ = case(0, SamplingParams(temperature=0.01, top_p=0.9))
     judge([work], output, noise.pick)
     assert work.sequence.sampler.draws == 0
+
+
+class Thirds:
+    """A grammar that forbids every third token, and counts the masks that it is asked for."""
+
+    masks = 0
+
+    def fitting(self, path: tuple[int, ...]) -> int:
+        return next((i for i, token in enumerate(path) if token % 3 == 0), len(path))
+
+    def allowed(self, path: tuple[int, ...]) -> torch.Tensor:
+        self.masks += 1
+        return torch.arange(VOCAB) % 3 != 0
+
+
+def check_grammars(judge: Callable) -> None:
+    """Check that judged tokens are those drawn with masks, and that masks are for forbidden tokens alone."""
+    masks = 0
+    for temperature in (0.0, 1.0):
+        for seed in range(40):
+            work, output, _ = case(seed, SamplingParams(temperature=temperature))
+            masked = output.logits.masked_fill(torch.arange(VOCAB) % 3 == 0, -torch.inf)
+            sampler = work.sequence.sampler
+            wanted = sampler.draw(masked, COMMITTED + DEPTHS, noise.pick).tolist()
+            sampler.params = SamplingParams(temperature=temperature, grammar=Grammar.json_object())
+            sampler.grammar = Thirds()
+            if temperature == 0:
+                output = Output(output.logits, output.argmax, drawn=output.argmax.tolist())
+            [verdict] = judge([work], output, noise.pick).values()
+            assert verdict == accept_coupled(work.draft, wanted)
+            if output.drawn[0] % 3 and not verdict.path:
+                assert not sampler.grammar.masks
+            masks += sampler.grammar.masks
+    assert masks

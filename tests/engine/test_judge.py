@@ -6,7 +6,7 @@ import pytest
 
 from paceline.engine.judge import judge
 from paceline.types import SamplingParams
-from tests.engine.filtered_draws import FILTERS, check_best_tokens, check_filters
+from tests.engine.filtered_draws import FILTERS, check_best_tokens, check_filters, check_grammars
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
@@ -18,3 +18,7 @@ def test_filters_after_the_pass_give_the_tokens_of_sampling(filters: dict[str, f
 
 def test_the_best_token_needs_no_floor() -> None:
     check_best_tokens(judge)
+
+
+def test_masks_are_for_tokens_that_a_grammar_forbids() -> None:
+    check_grammars(judge)

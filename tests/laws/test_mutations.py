@@ -14,7 +14,7 @@ from paceline.accept.rule import Judge
 from paceline.draft import Draft
 from paceline.types import Request, Rule, SamplingParams, Speculation
 from tests.accept.checks import CHECKS
-from tests.engine.filtered_draws import check_best_tokens, check_filters
+from tests.engine.filtered_draws import check_best_tokens, check_filters, check_grammars
 from tests.laws import mutants, under_law
 from tests.odd_drafters import Scripted
 from tests.outside import registered
@@ -119,6 +119,7 @@ def noticed(code: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> bool:
         for check in CHECKS:
             check(code)
         check_best_tokens(code.judge)
+        check_grammars(code.judge)
         check_filters(code.judge, SamplingParams(temperature=1, top_k=3), seeds=40)
         check_engine(code, monkeypatch)
     except Exception:
