@@ -154,6 +154,7 @@ class CudaRounds:
             heads = {len(head.ids) for by in self.drafters.values() if (head := head_of(by)) is not None}
             compile_parameters(self._state, vocab=vocab, heads=heads, trees=trees, pdl=self._target.decoder.pdl)
         self._read_dummies(prompt_rows)
+        self._change_dummies()
         torch.cuda.synchronize(self._state.device)
         compiled = time.perf_counter()
         buckets = [*self._grid.start(known, offers=offers, scores=self._start_scores())]
@@ -314,6 +315,12 @@ class CudaRounds:
             for chunks in reads:
                 for context in dict.fromkeys([self._grid.context(chunks[0].count), *contexts]):
                     self._read(chunks, by, states, context, edits=False)
+
+    def _change_dummies(self) -> None:
+        """Write one page of the dummy lane, then two: torch loads the kernels of either on first use, in 17 ms."""
+        for count in (1, 2):
+            self._changes.set_pages(self._state.dummy, 0, [self._state.scratch_page] * count)
+            self._changes.apply(self._upload)
 
     def _start_scores(self) -> int:
         """Return the `scores` of the start's buckets; 0: no memory for the tables of edits and the raw logits."""
