@@ -1,9 +1,10 @@
 """A profile of the host during rounds on a GPU: its calls of the CUDA runtime, and whether the device waits for it.
 
-A round is in flight when profiling starts. If n launches were seen at the n-th wait for a round, the next round was in
-the device's queue before the host read the last one. `next_round_queued` counts these waits, `waits_a_round` all calls
-that wait for anything. (One `cudaDeviceSynchronize` in all is the profiler's own, at its end.) Timings under a profiler
-mean little; `paceline bench engine` measures speed.
+A round is in flight when profiling starts. If n launches were seen when the host waits for the n-th round, the next
+round was in the device's queue before the host read the last one. `next_round_queued` counts these rounds; several
+waits without a launch between them are for one round. `waits_a_round` counts all calls that wait for anything. (One
+`cudaDeviceSynchronize` in all is the profiler's own, at its end.) Timings under a profiler mean little; `paceline bench
+engine` measures speed.
 
     python -m peers.host_profile --target llama-3.1-8b --drafter llama-3.2-1b --acceptance 0.8
 """
@@ -81,13 +82,13 @@ def summary(events: Any, *, rounds: int) -> dict[str, Any]:
     calls = [e for e in events if e.name.startswith("cu") and e.device_type == DeviceType.CPU]
     on_device = [e for e in events if e.device_type == DeviceType.CUDA]
     calls.sort(key=lambda e: e.time_range.start)
-    launched, landed, queued = 0, 0, 0
+    launched, landed, queued, waited = 0, 0, 0, False
     waits = Counter(call.name for call in calls if _waits(call.name))
     for call in calls:
         if call.name == "cudaGraphLaunch":
-            launched += 1
-        elif call.name == "cudaEventSynchronize":
-            landed += 1
+            launched, waited = launched + 1, False
+        elif call.name == "cudaEventSynchronize" and not waited:
+            landed, waited = landed + 1, True
             queued += launched >= landed
     busy = merged([(e.time_range.start, e.time_range.end) for e in on_device])
     span = busy[-1][1] - busy[0][0] if busy else 0

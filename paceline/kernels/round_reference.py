@@ -72,7 +72,6 @@ def draw(
     push: bool = False,
     ids: Tensor | None = None,
     doubt: Doubt | None = None,
-    filters: bool = True,
     free: Tensor | None = None,
     floors: Tensor | None = None,
     pdl: bool = False,
@@ -81,21 +80,19 @@ def draw(
 
     A token's position is `positions[row] + offset`; without `positions` it is the lane's length + `offset`. With `push`
     it is also written to this position. `ids` int32 [vocab] are the tokens of the columns, None: 0, 1, …; of equal
-    scores the first column wins. `doubt` is updated. `filters=False` promises that no lane asks for top-k, top-p or
-    min-p. Rows that are not 0 in `free` int32 [rows] are drawn with the noise of a drafter, keyed by the lane's length
-    as well: see drafters/draft_in_progress.py. `floors` float32 [rows] gets the smallest scaled logit that the filters
-    of each row leave, -inf if it has none; it needs `filters`.
+    scores the first column wins. `doubt` is updated. Rows that are not 0 in `free` int32 [rows] are drawn with the
+    noise of a drafter, keyed by the lane's length as well: see drafters/draft_in_progress.py. `floors` float32 [rows]
+    gets the smallest scaled logit that the filters of each row leave, -inf if it has none.
     """
     lane = lanes.long()
     at = (state.lengths[lane] if positions is None else positions) + offset  # [rows]
     values = torch.where(logits.isnan(), -torch.inf, logits.float())
     inverse_temperatures = state.inverse_temperature[lane]
     scaled = values * torch.where(inverse_temperatures > 0, inverse_temperatures, 1.0)[:, None]
-    if filters:
-        floor = torch.where(_is_filtered(state, lane, logits.shape[1]), filter_floor(scaled, state, lane), -torch.inf)
-        scaled = scaled.masked_fill(scaled < floor, -torch.inf)
-        if floors is not None:
-            floors.copy_(floor[:, 0])
+    floor = torch.where(_is_filtered(state, lane, logits.shape[1]), filter_floor(scaled, state, lane), -torch.inf)
+    scaled = scaled.masked_fill(scaled < floor, -torch.inf)
+    if floors is not None:
+        floors.copy_(floor[:, 0])
     keys = noise_keys(state.seed[lane], at, Stream.TOKEN)
     if free is not None:
         place = (state.lengths[lane].long() << 32) + at

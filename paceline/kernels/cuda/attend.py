@@ -240,9 +240,10 @@ def block_for(group: int, max_rows: int, *, most: int = 32) -> int:
     return next((block for block in BLOCKS if block >= most or block // group >= max_rows), most)
 
 
-@triton.jit(
-    do_not_specialize=["window", "angles", "pages", "depth", "splits", "paths"]
-)  # they vary from call to call, and a compilation takes seconds
+@triton.jit(  # they vary from call to call, and a compilation takes seconds
+    do_not_specialize=["window", "angles", "pages", "depth", "splits", "paths"],
+    do_not_specialize_on_alignment=["blocks", "tails"],
+)
 def _attend(
     queries, keys, values, out, row_starts, positions, page_table, lanes, bases, tails, leads, slots, cos, sin,
     partials, counters, scale, window, angles, pages, depth, size, blocks, splits, paths,

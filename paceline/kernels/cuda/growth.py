@@ -120,7 +120,10 @@ def _logistic(x):
     return 1.0 / (1.0 + tl.exp(-x))
 
 
-@triton.jit(do_not_specialize=["dummy", "nodes", "first", "level", "chunks"])
+@triton.jit(
+    do_not_specialize=["dummy", "nodes", "first", "level", "chunks"],
+    do_not_specialize_on_alignment=["old_tails", "new_tails"],
+)
 def _grow(
     scores,
     raws,

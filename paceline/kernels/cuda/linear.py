@@ -9,15 +9,16 @@ a row's result never depends on the other rows. `parts` depends on the matrix al
 
 The sum is rounded to the type of `out` before the epilogue. The weight is the first factor (tile [outputs, k] times [k,
 rows]), since tensor cores accept few rows only as the second factor. Beyond 64 rows, or 16 if tiles have half the size,
-there are several ways: cuBLAS, "the library", which may be told not to divide K, and the blocks of `many`. The first
-product of a shape and number of rows tries all on random numbers. Of those with the bits of the tiles it keeps the
-library, or from 1,024 rows on the fastest. For many rows a grouped format is expanded to floats once, not tile by tile.
+there are several ways: cuBLAS, "the library", which may be told not to divide K, and the blocks of `many`. At the start
+the first product of a shape and number of rows tries them on random numbers. Of those with the bits of the tiles it
+keeps the library, or from 1,024 rows on the fastest. Later, a number of rows that the start has not met takes blocks,
+whose bits do not depend on it. For many rows a grouped format is expanded to floats once, not tile by tile.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 
@@ -31,7 +32,7 @@ from paceline.kernels.cuda.expand import expand
 from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES, CudaMatrix
 from paceline.kernels.cuda.many import BLOCKS, Block, Descriptors, added, finish, gated, multiply
 from paceline.kernels.cuda.tiles import FEW_ROWS, UNIT, Tiles, tiled_rows
-from paceline.kernels.cuda.ways import seconds_of, whole_sums
+from paceline.kernels.cuda.ways import KnownWays, Way, compares, seconds_of, whole_sums
 
 # Inputs of each output whose weights are prefetched before the rows are ready; more slow down the previous kernel
 # (H200, docs/experiments.md, "How much of the weights to fetch ahead").
@@ -43,7 +44,6 @@ UNITS = 8  # elements; rows that blocks load are multiples of 16 bytes
 GATED_ROWS = 128  # rows up to which the second of BLOCKS, which applies the gate, is faster than the library
 MANY_ROWS = 1024  # rows from which a product takes much longer than its launch, and ways are compared by time
 EXPANDED_ROWS = 256  # rows from which a matrix of a grouped format is expanded
-Way = Callable[..., None]
 
 
 def _power_below(count: int) -> int:
@@ -64,7 +64,7 @@ class Products:
         size = max((matrix.parts * matrix.outputs for matrix in matrices if matrix.parts > 1), default=1)
         self.partial = torch.empty(FEW_ROWS * size, dtype=torch.float32, device=device)
         self.counters = torch.zeros(1 << 14, dtype=torch.int32, device=device)  # 0 between launches
-        self._ways: dict[tuple[object, ...], Way] = {}  # by operation, shape and rows
+        self._ways = KnownWays()
         self._descriptors = Descriptors()
         self._scratch: dict[tuple[str, int], Tensor] = {}  # by use and bytes
 
@@ -89,7 +89,7 @@ class Products:
             return None
         matrix = self._ready(matrix, x)
         way = self._way(x, matrix, like, residual, 0)
-        if way in (self.by_library, self.by_whole_library):
+        if way in self._libraries:
             with whole_sums() if way == self.by_whole_library else nullcontext():
                 return self._library_sums(x, matrix, torch.float32)
         if way == self.by_tiles and len(x) > ALONE_ROWS and _spread(x, matrix) and matrix.format not in SCALED:
@@ -107,20 +107,26 @@ class Products:
         tiled = tiled_rows(matrix.outputs, matrix.parts, gated=activation != 0)
         if len(x) <= tiled or matrix.format != FLOAT or not x.is_cuda:
             return self.by_tiles
-        key = (len(x), *matrix.q.shape, matrix.parts, matrix.bias is None, residual, activation, out.dtype)
-        if key in self._ways:
-            return self._ways[key]
-        capturing = torch.cuda.is_current_stream_capturing()
-        assert not capturing, "no way is chosen for this product: make the same call once before capturing it"
+        kind = (*matrix.q.shape, matrix.parts, matrix.bias is None, residual, activation, out.dtype)
+        if known := self._ways.of(kind, len(x)):
+            return known[0]
+        near = self._ways.near(kind, len(x))
+        if not compares():
+            return next((way for way in near if way not in self._libraries), self.by_tiles)
+        assert not torch.cuda.is_current_stream_capturing(), "no way is chosen for this product: call it once before"
         kept, self._descriptors = self._descriptors, Descriptors()  # a descriptor keeps its tensor: forget the tries
-        fastest = self._fastest(x, matrix, out, residual, activation)
+        ways = self._tried(x, matrix, out, residual, activation, near)
         self._descriptors = kept
         if not only_compiling():
-            self._ways[key] = fastest
-        return fastest
+            self._ways.add(kind, len(x), ways)
+        return ways[0]
 
-    def _fastest(self, x: Tensor, matrix: CudaMatrix, out: Tensor, residual: bool, activation: int) -> Way:
-        """Try all ways on random numbers; the library's algorithm, and its bits, depend on the number of rows."""
+    def _tried(
+        self, x: Tensor, matrix: CudaMatrix, out: Tensor, residual: bool, activation: int, near: Sequence[Way]
+    ) -> list[Way]:
+        """Try ways on random numbers, and list those with the bits of the tiles, the best first; the library's
+        algorithm, and its bits, depend on the number of rows. Times are compared at powers of two, the best ways of
+        other numbers of rows are those `near` them."""
         generator = torch.Generator(x.device).manual_seed(len(x))
         source, start = (torch.empty_like(like).normal_(generator=generator) for like in (x, out))
 
@@ -128,14 +134,12 @@ class Products:
             way(source, matrix, to, residual=to if residual else None, activation=activation)
             return to
 
-        wanted, ways = run(self.by_tiles, start.clone()), self._candidates(x, out, activation)
-        same = (way for way in ways if torch.equal(run(way, start.clone()), wanted) or only_compiling())
-        if len(x) < MANY_ROWS:
-            return next(same, self.by_tiles)
-        compared = list(same)
-        if only_compiling() or not compared:
-            return compared[0] if compared else self.by_tiles
-        return min(compared, key=lambda way: seconds_of(partial(run, way, start), x.device))
+        follows = len(x) >= MANY_ROWS and len(x) & (len(x) - 1) != 0 and near and not only_compiling()
+        wanted, ways = run(self.by_tiles, start.clone()), near if follows else self._candidates(x, out, activation)
+        same = [way for way in ways if torch.equal(run(way, start.clone()), wanted) or only_compiling()]
+        if len(x) >= MANY_ROWS and not follows and not only_compiling():
+            same.sort(key=lambda way: seconds_of(partial(run, way, start), x.device))
+        return [*same, self.by_tiles]
 
     def _candidates(self, x: Tensor, out: Tensor, activation: int) -> list[Way]:
         fits = out.dtype == x.dtype == torch.bfloat16  # shared memory has room for blocks of 16 bits
@@ -158,6 +162,10 @@ class Products:
             torch.mm(x, matrix.q.T, out_dtype=out.dtype, out=out)
 
     by_whole_library = whole_sums()(by_library)  # K is not divided
+
+    @property
+    def _libraries(self) -> tuple[Way, ...]:
+        return self.by_library, self.by_whole_library
 
     def by_blocks(
         self,

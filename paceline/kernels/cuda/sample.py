@@ -1,6 +1,6 @@
 """Draw tokens from logits on a CUDA device, with the noise of kernels/noise.py; `round_reference.draw` defines it.
 
-There are three kernels; draws without filters need only the first and the last:
+There are three kernels; rows without filters leave the second at once:
 
     _score    (chunk of the vocabulary, row)   find the chunk's best token; with filters also the largest logits
     _gather   (chunks of the vocabulary, row)  with filters: list the logits that may stay, in any order
@@ -60,7 +60,6 @@ def draw(
     push: bool = False,
     ids: Tensor | None = None,
     doubt: Doubt | None = None,
-    filters: bool = True,
     free: Tensor | None = None,
     floors: Tensor | None = None,
     pdl: bool = False,
@@ -69,33 +68,31 @@ def draw(
 
     A token's position is `positions[row] + offset`; without `positions` it is the lane's length + `offset`. With `push`
     it is also written to this position. `ids` int32 [vocab] are the tokens of the columns, None: 0, 1, …; of equal
-    scores the first column wins. `doubt` is updated. `filters=False` promises that no lane asks for top-k, top-p or
-    min-p. Rows that are not 0 in `free` int32 [rows] are drawn with the noise of a drafter. `floors` float32 [rows]
-    gets the smallest scaled logit that the filters of each row leave, -inf if it has none; it needs `filters`.
+    scores the first column wins. `doubt` is updated. Rows that are not 0 in `free` int32 [rows] are drawn with the
+    noise of a drafter. `floors` float32 [rows] gets the smallest scaled logit that the filters of each row leave, -inf
+    if it has none.
     """
     rows, vocab = logits.shape
     assert logits.stride(1) == 1, "the logits of a row must be adjacent"
     chunks = triton.cdiv(vocab, CHUNK)
     scratch = _scratch(logits.device, triton.next_power_of_2(rows), vocab)
-    lists = _lists(logits.device, triton.next_power_of_2(rows)) if filters else None
+    lists = _lists(logits.device, triton.next_power_of_2(rows))
     names = lanes if ids is None else ids  # a placeholder is never read
     row = (logits, logits.stride(0), vocab, names, lanes, lanes if positions is None else positions, offset)
-    assert filters or floors is None, "floors are found by filters"
     keys = (state.seed, lanes if free is None else free)
     asked = (state.lengths, state.inverse_temperature, state.top_k, state.top_p, state.min_p, *keys)
-    kept = (*scratch, *(lists or [scratch.tokens] * 4))  # without filters the last four are placeholders
-    kinds = {"FILTERS": filters, "FREE": free is not None, "IDS": ids is not None, "DOUBT": doubt is not None}
+    kept = (*scratch, *lists)
+    kinds = {"FREE": free is not None, "IDS": ids is not None, "DOUBT": doubt is not None}
     options = {**kinds, "PDL": pdl, "launch_pdl": pdl, "enable_fp_fusion": False}
     placed = {"PLACED": positions is not None}
     parts = {"PARTS": triton.next_power_of_2(triton.cdiv(vocab, PART))}
     _score[(chunks, rows)](*row, *asked, *kept, FAST=logits.is_cuda, num_warps=8, **placed, **options)
-    if filters:
-        each = triton.cdiv(chunks * rows, GATHERERS)  # chunks of a program
-        _gather[(triton.cdiv(chunks, each), rows)](*row, *asked, *kept, each, num_warps=8, **parts, **options)
+    each = triton.cdiv(chunks * rows, GATHERERS)  # chunks of a program
+    _gather[(triton.cdiv(chunks, each), rows)](*row, *asked, *kept, each, num_warps=8, **parts, **options)
     ahead = (out, state.tokens, state.tokens.stride(0), state.tokens.shape[1], out if floors is None else floors)
     doubts = tuple(doubt or Doubt(scratch.scores, scratch.scores, out, out, 0))
     shape = {"CHUNKS": triton.next_power_of_2(chunks), "PUSH": push, "FLOORS": floors is not None, **placed, **parts}
-    _settle[(rows,)](*row, *asked, *kept, *ahead, *doubts, num_warps=8 if filters else 1, **shape, **options)
+    _settle[(rows,)](*row, *asked, *kept, *ahead, *doubts, num_warps=8, **shape, **options)
 
 
 class _Scratch(NamedTuple):
@@ -165,7 +162,6 @@ def _score(
     list_tokens,
     PLACED: tl.constexpr,
     FAST: tl.constexpr,
-    FILTERS: tl.constexpr,
     FREE: tl.constexpr,
     IDS: tl.constexpr,
     DOUBT: tl.constexpr,
@@ -177,9 +173,7 @@ def _score(
     chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     lane = tl.load(lanes + row)
     scale = tl.load(inverse_temperature + lane)
-    filtered = False
-    if FILTERS:
-        filtered = is_filtered(scale, tl.load(top_k + lane), tl.load(top_p + lane), tl.load(min_p + lane), vocab)
+    filtered = is_filtered(scale, tl.load(top_k + lane), tl.load(top_p + lane), tl.load(min_p + lane), vocab)
     part = tl.arange(0, _CHUNK // _PART)
     token = chunk * _CHUNK + part[:, None] * _PART + tl.arange(0, _PART)[None, :]
     value = clean(tl.load(logits + row * stride + token, mask=token < vocab, other=_LOWEST))
@@ -200,13 +194,12 @@ def _score(
         best, first = _top(value, token)
     tl.store(scores + row * chunks + chunk, best)
     tl.store(tokens + row * chunks + chunk, first)
-    if FILTERS:
-        parts = tl.cdiv(vocab, _PART)
-        at = chunk * (_CHUNK // _PART) + part
-        tl.store(maxima + row * parts + at, tl.max(value, axis=1), mask=at < parts)
-        if chunk == 0:  # `_gather` adds to these
-            tl.store(counts + row, 0)
-            tl.store(masses + row, 0)
+    parts = tl.cdiv(vocab, _PART)
+    at = chunk * (_CHUNK // _PART) + part
+    tl.store(maxima + row * parts + at, tl.max(value, axis=1), mask=at < parts)
+    if chunk == 0:  # `_gather` adds to these
+        tl.store(counts + row, 0)
+        tl.store(masses + row, 0)
 
 
 @triton.jit(do_not_specialize=["offset", "each"])
@@ -236,7 +229,6 @@ def _gather(
     list_tokens,
     each,  # chunks of a program
     PARTS: tl.constexpr,
-    FILTERS: tl.constexpr,
     FREE: tl.constexpr,
     IDS: tl.constexpr,
     DOUBT: tl.constexpr,
@@ -307,7 +299,6 @@ def _settle(
     FLOORS: tl.constexpr,
     PLACED: tl.constexpr,
     PARTS: tl.constexpr,
-    FILTERS: tl.constexpr,
     FREE: tl.constexpr,
     IDS: tl.constexpr,
     DOUBT: tl.constexpr,
@@ -323,29 +314,28 @@ def _settle(
     score = tl.load(scores + row * chunks + chunk, mask=chunk < chunks, other=_LOWEST)
     token = tl.load(tokens + row * chunks + chunk, mask=chunk < chunks, other=_NONE)
     chosen = tl.min(tl.where(score == tl.max(score, axis=0), token, _NONE), axis=0)
-    if FILTERS:
+    if FLOORS:
+        tl.store(floors + row, _LOWEST)
+    scale = tl.load(inverse_temperature + lane)
+    k, p, least = tl.load(top_k + lane), tl.load(top_p + lane), tl.load(min_p + lane)
+    if is_filtered(scale, k, p, least, vocab):
+        k = tl.where(k < vocab, k, 0)
+        best, floor, bound = bounds_of(maxima + row * tl.cdiv(vocab, _PART), vocab, k, p, least, PARTS)
+        high, low = draw_keys(seed, lengths, free, lane, row, position, FREE)
+        listed, mass = tl.load(counts + row), tl.load(masses + row)
+        values, names = list_values + row * _CAPACITY, list_tokens + row * _CAPACITY
+        enough = listed <= _CAPACITY
+        if enough & (k <= 0) & (p < 1):  # top-p alone may need more logits than the list has
+            enough = mass_from(values, listed, 1.0, best, bound, 1024, True) >= share_of(p, mass)
+        if enough:
+            floor = floor_of(values, listed, 1.0, best, bound, k, p, mass, 1024, True)
+            chosen = best_of(values, names, ids, listed, 1.0, floor, high, low, 1024, True, IDS)
+        else:
+            source = logits + row * stride
+            floor = floor_of(source, vocab, scale, best, floor, k, p, mass, 4096, False)
+            chosen = best_of(source, names, ids, vocab, scale, floor, high, low, 4096, False, IDS)
         if FLOORS:
-            tl.store(floors + row, _LOWEST)
-        scale = tl.load(inverse_temperature + lane)
-        k, p, least = tl.load(top_k + lane), tl.load(top_p + lane), tl.load(min_p + lane)
-        if is_filtered(scale, k, p, least, vocab):
-            k = tl.where(k < vocab, k, 0)
-            best, floor, bound = bounds_of(maxima + row * tl.cdiv(vocab, _PART), vocab, k, p, least, PARTS)
-            high, low = draw_keys(seed, lengths, free, lane, row, position, FREE)
-            listed, mass = tl.load(counts + row), tl.load(masses + row)
-            values, names = list_values + row * _CAPACITY, list_tokens + row * _CAPACITY
-            enough = listed <= _CAPACITY
-            if enough & (k <= 0) & (p < 1):  # top-p alone may need more logits than the list has
-                enough = mass_from(values, listed, 1.0, best, bound, 1024, True) >= share_of(p, mass)
-            if enough:
-                floor = floor_of(values, listed, 1.0, best, bound, k, p, mass, 1024, True)
-                chosen = best_of(values, names, ids, listed, 1.0, floor, high, low, 1024, True, IDS)
-            else:
-                source = logits + row * stride
-                floor = floor_of(source, vocab, scale, best, floor, k, p, mass, 4096, False)
-                chosen = best_of(source, names, ids, vocab, scale, floor, high, low, 4096, False, IDS)
-            if FLOORS:
-                tl.store(floors + row, floor)
+            tl.store(floors + row, floor)
     if DOUBT:
         peak = tl.load(peaks + row * chunks + chunk, mask=chunk < chunks, other=_LOWEST)
         total = tl.load(totals + row * chunks + chunk, mask=chunk < chunks, other=0.0)

@@ -116,7 +116,7 @@ def _keep(x, kept, hidden, stride, offset, PDL: tl.constexpr):
     tl.store(kept + row * stride + offset + k, value, mask=k < hidden)
 
 
-@triton.jit(do_not_specialize=["dummy", "capacity", "path"])
+@triton.jit(do_not_specialize=["dummy", "outcome_stride", "capacity", "path"])
 def _hold(
     states,
     ends,

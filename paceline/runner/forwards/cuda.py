@@ -15,7 +15,7 @@ for it uses the target's own KV memory: verification overwrites every slot that 
 from __future__ import annotations
 
 import itertools
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Hashable, MutableMapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -26,7 +26,7 @@ from torch.nn import functional
 from paceline.errors import UnsupportedModel
 from paceline.kernels.base import PAGE_SIZE, Batch, Output
 from paceline.kernels.cuda.attend import Attention, Rotation, block_for
-from paceline.kernels.cuda.compiling import compiling
+from paceline.kernels.cuda.compiling import compiling, rehearsal, rehearsing
 from paceline.kernels.cuda.expand import expanded, has_room
 from paceline.kernels.cuda.formats import CudaMatrix, pack, requantise
 from paceline.kernels.cuda.kv import CudaKV
@@ -34,12 +34,12 @@ from paceline.kernels.cuda.linear import GELU, SILU, Products
 from paceline.kernels.cuda.norm import add_norm, embed, finish_norm, norm
 from paceline.kernels.cuda.rotate import rotate
 from paceline.kernels.cuda.states import keep
-from paceline.kernels.cuda.tiles import FEWER_ROWS, parts_of
+from paceline.kernels.cuda.tiles import parts_of
 from paceline.kernels.noise import pick
 from paceline.kernels.quant import Weight
 from paceline.models.config import ModelConfig
 from paceline.models.rope import layer_rope, rope_tables
-from paceline.runner.forwards.device_batch import DeviceBatch, Ends, padded_rows
+from paceline.runner.forwards.device_batch import DeviceBatch, Ends, padded_rows, padded_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,13 @@ class CudaLayer:
     window: int  # positions; 0: none
     cos: Tensor  # float32 [positions, head_dim / 2]
     sin: Tensor  # float32 [positions, head_dim / 2]
+
+    @property
+    def kind(self) -> Hashable:
+        """Equal for layers that need the same kernels."""
+        matrices = (self.qkv, self.o, self.gate_up, self.down)
+        shapes = tuple((*matrix.q.shape, matrix.format, matrix.parts, matrix.bias is None) for matrix in matrices)
+        return shapes, self.window > 0, self.q_norm is None, self.post_attn_norm is None
 
 
 class CudaDecoder:
@@ -124,18 +131,18 @@ class CudaDecoder:
     @torch.inference_mode()
     def profile(self, rows: int, outs: int) -> None:
         """Run the largest passes, over prompts and with the most logits, to allocate every buffer. Smaller prompts
-        follow, two sizes for each power of two, so that the ways of their products are known."""
+        follow, of every size, so that the ways of their products are known."""
         with compiling():
             self._run_largest(rows, outs)
-        self._run_largest(rows, outs)
+        with rehearsal():
+            self._run_largest(rows, outs)
         torch.cuda.synchronize(self.device)
 
     def _run_largest(self, rows: int, outs: int) -> None:
-        zeros = torch.zeros(rows, dtype=torch.int32, device=self.device)
+        zeros = torch.zeros(max(padded_rows(rows), outs), dtype=torch.int32, device=self.device)
         kv = new_kv(self.config, num_pages=0, dtype=self.dtype, device=self.device)
         ends = torch.tensor([0, 1], dtype=torch.int32, device=self.device)
-        smaller = (rows * share >> 2 + i for i in itertools.count() for share in (3, 2))
-        for count in (rows, outs, *itertools.takewhile(lambda count: count > FEWER_ROWS, smaller)):
+        for count in dict.fromkeys((*padded_sizes(rows), outs)):
             few = zeros[:count]
             whole = DeviceBatch(few, few, few, ends, zeros[:1, None], seats=1, max_rows=1, max_context=1)
             self.logits(replace(whole, logit_rows=few[:outs].long()), kv)
@@ -192,7 +199,8 @@ class CudaDecoder:
         y = self._buffer("y", len(rows.tokens), config.hidden_size)
         embed(rows.tokens, self.embedding, x, scale=config.embedding_scale, pdl=self.pdl)
         norm(x, self.layers[0].attn_norm, y, eps=config.norm_eps, pdl=self.pdl)
-        for index, layer in enumerate(self.layers):
+        for index in self._passed(taps):
+            layer = self.layers[index]
             self._keep(x, index, taps, kept)
             after = self.layers[index + 1].attn_norm if index < last else self.norm
             attended = self._attend(index, layer, y, rows, kv, ends=ends if index == last else None)
@@ -206,6 +214,14 @@ class CudaDecoder:
             self._branch(gated, layer.down, x, y, layer.post_mlp_norm, after)
         self._keep(y, len(self.layers), taps, kept)
         return y
+
+    def _passed(self, taps: Sequence[int]) -> Sequence[int]:
+        """List the layers of a pass: all, or in a rehearsal one of each kind, as others need the same."""
+        count = len(self.layers)
+        if not rehearsing():
+            return range(count)
+        kinds = {layer.kind: index for index, layer in reversed([*enumerate(self.layers)])}
+        return sorted({*kinds.values(), *(tap for tap in taps if tap < count), count - 1})
 
     def memory_for(self, taps: Sequence[int], rows: int) -> Tensor:
         """Allocate memory for the states of a pass at these taps, [rows, taps · hidden]."""

@@ -54,6 +54,13 @@ class Ends:
         )
 
 
+def padded_sizes(most: int) -> list[int]:
+    """List the sizes of passes over 17 to `most` rows: the largest, then powers of two, at which `Products` compares
+    times, then the others."""
+    sizes = {padded_rows(rows) for rows in range(FEWER_ROWS + 1, most + 1)}
+    return sorted(sizes, key=lambda size: (size < max(sizes), size & (size - 1) != 0, -size))
+
+
 def padded_rows(rows: int) -> int:
     """Round a number of rows up to one of few sizes: for each new size the results of cuBLAS must be checked."""
     if rows <= FEWER_ROWS:

@@ -13,13 +13,14 @@ from collections.abc import MutableMapping
 import torch
 from torch import Tensor
 
+from paceline.kernels.cuda.compiling import compiling
 from paceline.kernels.cuda.formats import CudaMatrix
 from paceline.kernels.cuda.pair import norm_at, pair
 from paceline.kernels.quant import Weight
 from paceline.models.heads import EagleHead
 from paceline.models.rope import layer_rope, rope_tables
 from paceline.runner.forwards.cuda import CudaDecoder, CudaLayer, new_kv
-from paceline.runner.forwards.device_batch import DeviceBatch
+from paceline.runner.forwards.device_batch import DeviceBatch, padded_sizes
 
 
 class CudaHead(CudaDecoder):
@@ -101,15 +102,21 @@ class CudaHead(CudaDecoder):
 
     @torch.inference_mode()
     def profile(self, rows: int, outs: int) -> None:
-        """Run the largest passes, to allocate every buffer."""
+        """Run the largest passes, to allocate every buffer, and smaller ones of every size, so that the ways of their
+        products are known."""
         self.new_kv(0)
-        for count, seats in ((rows, 1), (outs, outs // 2)):
+        with compiling():
+            self._run_largest(rows, outs)
+        self._run_largest(rows, outs)
+        torch.cuda.synchronize(self.device)
+
+    def _run_largest(self, rows: int, outs: int) -> None:
+        for count, seats in (*((size, 1) for size in padded_sizes(rows)), (outs, outs // 2)):
             zeros = torch.zeros(count, dtype=torch.int32, device=self.device)
             starts = torch.arange(seats + 1, dtype=torch.int32, device=self.device)
             tables = zeros[:seats, None].contiguous()
             batch = DeviceBatch(zeros, zeros, zeros, starts, tables, seats=seats, max_rows=1, max_context=1)
             self.first(batch, torch.zeros((count, self.fc.inputs), dtype=self.dtype, device=self.device))
-        torch.cuda.synchronize(self.device)
 
     def _assemble(self, weights: MutableMapping[str, Weight], max_context: int) -> None:
         config = self.config

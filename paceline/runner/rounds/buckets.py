@@ -8,7 +8,6 @@ allows (H200):
     rows      16, 32, 64 as tiles of products have, then multiples of 64
     draft     every pass of a drafting model costs, so the lengths are fine
     context   powers of four: programs of attention beyond a sequence's end stop at once
-    filters   rounds that can filter take as long as others, so that only they are recorded at the start
     scores    the usual numbers of alternatives; seats that do not ask for scores cost nothing
 
 Lookups and offers of the host have no passes, and find fewer tokens than they may: their lengths are coarse, their rows
@@ -18,6 +17,7 @@ of round can do all of it, and only its seats are powers of two.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ DRAFTS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # draft lengths of buckets; o
 LOOKUPS = (4, 16)  # draft lengths of offers, and of drafters that find fewer tokens; others are rounded up
 TILES = (16, 32, 64)  # rows of a tile of products; within one, another row is nearly free
 TOPS = (0, 5, 20)  # alternatives of scored tokens; others are rounded up, beyond the last to powers of two
-ABILITIES = ("filters", "edits", "scores", "offers")  # fields of a bucket that are larger for a round that can do more
+ABILITIES = ("edits", "scores", "offers")  # fields of a bucket that are larger for a round that can do more
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,13 @@ class Bucket:
     draft: int  # passes of the drafter; 0: plain decoding
     drafter: str | None
     context: int  # positions; no sequence is longer, and attention is divided for this length
-    filters: bool  # True: a lane asks for top-k, top-p or min-p
     offers: int = 0  # tokens that a seat can take from an offer, at most; 0: the host offers nothing
-    edits: bool = False  # True: a lane edits logits by more than a mask; then `filters` is True as well
+    edits: bool = False  # True: a lane edits logits by more than a mask
     scores: int = 0  # 1 + alternatives of scored tokens; 0: no lane asks for log-probabilities
-    rules: tuple[Rule, ...] = ()  # rules beside the coupled one that judge drafts; with some, `filters` is True
+    rules: tuple[Rule, ...] = ()  # rules beside the coupled one that judge drafts
     judged: int = 0  # padded number of seats with such rules
     tapped: bool = False  # True: hidden states at the target's taps go to the host
-    masks: bool = False  # True: tokens are drawn once the host has sent masks; then `filters` is True as well
+    masks: bool = False  # True: tokens are drawn once the host has sent masks
 
     @property
     def longest(self) -> int:
@@ -181,17 +180,22 @@ class Grid:
         return next((i for i, bucket in enumerate(buckets) if bucket.context != largest), len(buckets))
 
     def samples(self, drafters: Mapping[str, Drafts]) -> Iterator[Bucket]:
-        """Yield a few buckets that together need nearly every kernel: they differ in the tiles of their products, and
-        in the units of attention."""
-        lengths = {name: self._lengths(drafts) for name, drafts in drafters.items()}
-        kinds = [self._buckets(None), self._buckets(None, offers=self._longest_offer())]
-        kinds += [self._buckets(name, draft=draft) for name, all_ in lengths.items() for draft in {all_[0], all_[-1]}]
-        for buckets in kinds:
-            tiles = {(min(bucket.rows, 2 * TILES[-1]) - 1).bit_length(): bucket for bucket in buckets}
-            shortest = self.context(1)
-            yield from dict.fromkeys(
-                replace(each, context=c) for each in tiles.values() for c in (self.longest, shortest)
-            )
+        """Yield buckets that together need every kernel of the grid's: drafts of all lengths with the largest context,
+        and the longest ones, beside offers, with every context: by it, and by the seats, attention is divided. One
+        seat with a rule of its own needs the kernels of all rules."""
+        offers = (0, *self._lengths(Drafts(self.max_draft, finds_fewer=True)))
+        drafting = [(name, draft, 0) for name, drafts in drafters.items() for draft in self._lengths(drafts)]
+        for drafter, draft, offered in (*drafting, *((None, 0, offered) for offered in offers[1:])):
+            one = self._buckets(drafter, draft=draft, offers=offered)[-1]
+            yield replace(one, rules=(Rule.THRESHOLD,), judged=1)
+        for name, drafts in drafters.items():
+            for draft in (*self._lengths(drafts)[1:], *([0] if drafts.plain else [])):
+                yield from self._buckets(name, draft=draft)
+        longest: list[tuple[str | None, int]] = [(None, 0)]
+        longest += [(name, self._lengths(drafts)[0]) for name, drafts in drafters.items()]
+        for (drafter, draft), offered, context in itertools.product(longest, offers, self.contexts()):
+            buckets = self._buckets(drafter, draft=draft, offers=offered)
+            yield from (replace(bucket, context=context) for bucket in buckets)
 
     def _all_rows(self, bucket: Bucket, *, finds_fewer: bool = True) -> list[Bucket]:
         """List a bucket with the most rows, then with fewer and fewer of them."""
@@ -211,7 +215,6 @@ class Grid:
                 draft=draft,
                 drafter=drafter,
                 context=self.longest,
-                filters=True,
                 offers=offers,
             )
             for seats in counts

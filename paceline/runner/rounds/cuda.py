@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from paceline.kernels.cuda import score
-from paceline.kernels.cuda.compiling import compiling
+from paceline.kernels.cuda.compiling import compiling, rehearsal
+from paceline.kernels.cuda.ways import without_comparing
 from paceline.kernels.states_reference import HeldStates
 from paceline.runner.forwards.cuda import CudaForward
 from paceline.runner.rounds import dummies
@@ -139,7 +140,9 @@ class CudaRounds:
             for bucket in self._grid.samples(known):
                 self._make(bucket).run_once()
             self._read_dummies(prompt_rows, self._grid.contexts())
-            compile_parameters(self._state, vocab=self._target.vocab_size, pdl=self._target.decoder.pdl)
+            trees, vocab = any(map(drafts_trees, self.drafters.values())), self._target.vocab_size
+            heads = {len(head.ids) for by in self.drafters.values() if (head := head_of(by)) is not None}
+            compile_parameters(self._state, vocab=vocab, heads=heads, trees=trees, pdl=self._target.decoder.pdl)
         self._read_dummies(prompt_rows)
         torch.cuda.synchronize(self._state.device)
         compiled = time.perf_counter()
@@ -184,6 +187,7 @@ class CudaRounds:
             self._end(ticket)
         return ticket
 
+    @without_comparing()
     def _read_chunks(self, chunks: Sequence[Chunk], drafter: str | None, context: int) -> ReadChunks:
         drawn = [chunk.mask for chunk in chunks if chunk.target and chunk.draws]
         masks = first_masks(drawn, self._upload, vocab_size=self._target.vocab_size)
@@ -243,8 +247,9 @@ class CudaRounds:
     def wait(self, ticket: Ticket) -> None:
         if ticket is self._late:
             self._end_late()
-        if ticket.done is not None:
+        if ticket.done is not None and not ticket.ended:
             ticket.done.synchronize()
+            ticket.ended = True
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         self.wait(ticket)
@@ -287,13 +292,14 @@ class CudaRounds:
             device=decoder.device,
         )
 
+    @rehearsal()
     def _read_dummies(self, most: int, contexts: Sequence[int] = ()) -> None:
         """Read chunks of the dummy lane, of at most `most` rows, with every drafter that reads along. `contexts`:
         bounds of positions beside those that the chunks need themselves."""
-        lane, lanes, most = self._state.dummy, self._grid.lanes, min(most, self._grid.longest)
+        lane, lanes, longest = self._state.dummy, self._grid.lanes, self._grid.longest - 1  # a head reads one ahead
         for drafter in (None, *self.readers, *self.tapping):
             by, states = self.drafters.get(drafter or ""), self._held.get(drafter or "")
-            reads = [*dummies.prompts(lane, lanes=lanes, most=most, drafts=by is not None)]
+            reads = [*dummies.prompts(lane, lanes=lanes, longest=longest, most=most, drafts=by is not None)]
             if by is not None and head_of(by) is not None:
                 reads += dummies.held(lane, lanes=lanes)
             for chunks in reads:

@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.cuda.edit import count, edit, raw_rows
@@ -129,7 +130,7 @@ class ChunkReader:
         drawing = [chunk.lane for chunk in chunks.values() if chunk.draws]
         lanes, roots = self._upload.ints(drawing), self._upload.ints(range(len(drawing)))
         targets, pdl, state = torch.empty_like(lanes), self._target.decoder.pdl, self._state
-        logits = self._target.decoder.project(hidden[self._upload(np.array(outs))])
+        logits = self._project(hidden[self._upload(np.array(outs))])
         raw = raw_rows(len(logits), logits.shape[1], state.device) if edits else None
         if edits:
             edit(logits, state, lanes=lanes, raw=raw, masks=masks, pdl=pdl)
@@ -149,7 +150,9 @@ class ChunkReader:
         begun, first, width = 0, 0, len(self._target.taps) * hidden.shape[1]
         for index, chunk in chunks.items():
             if chunk.scored:
-                tokens = self._state.tokens[chunk.lane, chunk.start + 1 : chunk.start + 1 + chunk.scored]
+                tokens = self._state.tokens[
+                    chunk.lane, chunk.start + 1 : chunk.start + 1 + chunk.scored
+                ].clone()  # aligned
                 read.prompts[index] = Report(download(self._score(hidden[first:], tokens, chunk.top)))
                 read.tokens[index] = download(tokens)
             if chunk.states:
@@ -163,7 +166,12 @@ class ChunkReader:
     def _score(self, hidden: Tensor, tokens: Tensor, top: int) -> Tensor:
         """Score tokens by the hidden states before them, some rows at a time."""
         parts = zip(torch.split(hidden[: len(tokens)], SCORED_ROWS), torch.split(tokens, SCORED_ROWS), strict=True)
-        return torch.cat([self._scorer.score_rows(self._target.decoder.project(s), t, top) for s, t in parts])
+        return torch.cat([self._scorer.score_rows(self._project(states), some, top) for states, some in parts])
+
+    def _project(self, hidden: Tensor) -> Tensor:
+        """Compute logits of rows, in a product of a known size."""
+        count = len(hidden)
+        return self._target.decoder.project(functional.pad(hidden, (0, 0, 0, padded_rows(count) - count)))[:count]
 
     def _ends(self, chunks: Sequence[Chunk], wanted: Sequence[int]) -> Ends | None:
         """Lay out the last `wanted` rows of each chunk; None: all rows are wanted."""

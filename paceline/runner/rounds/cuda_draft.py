@@ -19,6 +19,7 @@ from paceline.runner.forwards.cuda import CudaForward
 from paceline.runner.forwards.device_batch import DeviceBatch
 from paceline.runner.heads.cuda import CudaHead
 from paceline.runner.heads.protocol import Head
+from paceline.runner.rounds.alignment import places
 from paceline.runner.rounds.buckets import Bucket
 from paceline.runner.rounds.cuda_growth import CudaGrowth
 from paceline.runner.rounds.device_state import DeviceState
@@ -49,8 +50,9 @@ class CudaDraft:
         asked[2] = bucket.draft
         self._counts, self._drawn = (torch.zeros(seats, dtype=torch.int32, device=device) for _ in range(2))
         self._same_counts = {rows: torch.full_like(self._counts, rows) for rows in (1, 2)}  # rows of a draft pass
-        self._laid = torch.zeros(seats + 1 + 4 * rows, dtype=torch.int32, device=device)
-        self._starts, *columns = self._laid.split_with_sizes([seats + 1, *[rows] * 4])
+        where, total = places([seats + 1, *[rows] * 4])
+        self._laid = torch.zeros(total, dtype=torch.int32, device=device)
+        self._starts, *columns = (self._laid[place] for place in where)
         self._rows = columns  # tokens, positions, slots and owners of rows
         self._growth: CudaGrowth | None = None  # None: no tree has been planted
         self._held = held
@@ -141,7 +143,6 @@ class CudaDraft:
             push=True,
             ids=ids,
             doubt=doubt,
-            filters=self._bucket.filters,
             free=None if self._rules is None else self._rules.free,
             floors=floors,
             pdl=self._pdl,

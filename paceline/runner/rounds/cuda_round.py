@@ -17,16 +17,19 @@ from torch import Tensor
 
 from paceline.kernels.cuda import score
 from paceline.kernels.cuda.clock import stamp
+from paceline.kernels.cuda.compiling import rehearsal
 from paceline.kernels.cuda.edit import count, edit, raw_rows
 from paceline.kernels.cuda.offer import offer
 from paceline.kernels.cuda.rounds import accept
 from paceline.kernels.cuda.sample import draw
 from paceline.kernels.cuda.states import hold
 from paceline.kernels.cuda.tree import tree_accept, tree_layout, tree_move
+from paceline.kernels.cuda.ways import without_comparing
 from paceline.kernels.offer_reference import HEADER
 from paceline.kernels.states_reference import HeldStates
 from paceline.runner.forwards.cuda import CudaForward
 from paceline.runner.forwards.device_batch import DeviceBatch
+from paceline.runner.rounds.alignment import aligned
 from paceline.runner.rounds.buckets import Bucket
 from paceline.runner.rounds.cuda_draft import ASKED, CudaDraft
 from paceline.runner.rounds.device_state import DeviceState
@@ -77,14 +80,15 @@ class CudaRound(CudaDraft):
         # An offer has room for what a step in flight may commit (max_draft + 1 tokens), for the draft after it, and for
         # tokens behind an edit.
         width = HEADER + max_draft + 1 + bucket.offers + SPARE_OFFERED if bucket.offers else 0
-        self._sent = torch.zeros(seats * (ASKED + width), dtype=torch.int32, device=device)
-        super().__init__(self._sent[: ASKED * seats].view(ASKED, seats), bucket, state, target, held)
-        self._offers = self._sent[ASKED * seats :].view(seats, width)
+        self._offers_at = ASKED * aligned(seats)
+        self._sent = torch.zeros(self._offers_at + seats * width, dtype=torch.int32, device=device)
+        super().__init__(self._sent[: self._offers_at].view(ASKED, -1)[:, :seats], bucket, state, target, held)
+        self._offers = self._sent[self._offers_at :].view(seats, width)
         rows = len(self._rows[0])
         self._targets = torch.zeros(rows, dtype=torch.int32, device=device)
         self.tree = bucket.draft > 0 and drafts_trees(drafter)
-        shape = (2, rows if self.tree else 0, bucket.longest)
-        self._tails, self._ancestors = torch.zeros(shape, dtype=torch.int32, device=device)
+        shape = (rows if self.tree else 0, bucket.longest)
+        self._tails, self._ancestors = (torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(2))
         self._leads, self._bases = (torch.zeros(n, dtype=torch.int32, device=device) for n in (rows, seats))
         self._outcomes = Outcomes(bucket, device, tree=self.tree)
         _, self._out, self._stamps, self._scores = self._outcomes.device
@@ -95,7 +99,8 @@ class CudaRound(CudaDraft):
             self._kept = target.decoder.memory_for(self._taps, bucket.rows)
         self._asks = _host_memory(self._sent)
         # Copies of rows and ancestors for the host, which reads them before the next round.
-        self._rows_read = _host_memory(self._laid[: seats + 1 + bucket.rows])[0] if masks and bucket.longest else None
+        laid = self._laid[: aligned(seats + 1) + bucket.rows]
+        self._rows_read = _host_memory(laid)[0] if masks and bucket.longest else None
         self._ancestors_read = _host_memory(self._ancestors)[0] if masks and self.tree else None
         self._last: Sequence[Seat] | None = None
         self._batch_of_draft: DeviceBatch | None = None  # rows of the verification
@@ -106,11 +111,13 @@ class CudaRound(CudaDraft):
     def recorded(self) -> bool:
         return bool(self._graphs)
 
+    @rehearsal()
     def run_once(self) -> None:
         """Run on the dummy lane, so that every kernel is compiled and every buffer exists."""
         for piece in self._pieces():
             piece()
 
+    @without_comparing()
     def record(self) -> None:
         """Record the launches, to be replayed from now on. The round has run before."""
         assert self._recorder is not None, "rounds without graphs are not recorded"
@@ -160,9 +167,9 @@ class CudaRound(CudaDraft):
     def _ask(self, seats: Sequence[Seat]) -> None:
         self._asks.rotate()
         sent, count = self._asks[0].numpy(), self._bucket.seats
-        lanes, wanted, limits, thresholds = sent[: ASKED * count].reshape(ASKED, count)
+        lanes, wanted, limits, thresholds = sent[: self._offers_at].reshape(ASKED, -1)[:, :count]
         lanes[:], wanted[:], limits[:] = self.state.dummy, 1, 0
-        offers = sent[ASKED * count :].reshape(self._offers.shape)
+        offers = sent[self._offers_at :].reshape(self._offers.shape)
         offers[:, :HEADER] = 0
         lanes[: len(seats)] = [seat.lane for seat in seats]
         limits[: len(seats)] = [0 if seat.offer else min(seat.max_draft, self._bucket.draft) for seat in seats]
@@ -187,7 +194,8 @@ class CudaRound(CudaDraft):
         if self._graphs:
             self._graphs[index].replay()
         else:
-            self._pieces()[index]()
+            with without_comparing():
+                self._pieces()[index]()
 
     def _run(self) -> None:
         self._pass()
@@ -248,7 +256,6 @@ class CudaRound(CudaDraft):
             positions=rows.positions,
             offset=1,
             out=targets,
-            filters=bucket.filters,
             floors=None if self._floors is None else self._floors[: bucket.rows],
             pdl=pdl,
         )

@@ -9,6 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from paceline.runner.rounds.alignment import aligned
 from paceline.runner.rounds.buckets import Bucket
 from paceline.runner.rounds.cuda_chunks import ReadChunks
 from paceline.runner.rounds.cuda_round import CudaRound
@@ -41,6 +42,7 @@ class Ticket:
     outcome: Fetched | None = None  # of the seats
     states: RoundStates | None = None  # hidden states for the host
     done: torch.cuda.Event | None = None
+    ended: bool = False  # the host has waited for `done`
 
     @property
     def tree(self) -> bool:
@@ -61,7 +63,7 @@ class Ticket:
         self.masked_seats = [index for index, seat in enumerate(self.seats) if seat.masked]
         if self.bucket is None or self.laid is None:  # a row for each seat
             return {index: _alone(index) for index in self.masked_seats}
-        laid, rows = self.laid.tolist(), self.bucket.seats + 1  # `laid` has the rows' tokens from there on
+        laid, rows = self.laid.tolist(), aligned(self.bucket.seats + 1)  # `laid` has the rows' tokens from there on
         spans = {index: (laid[index], laid[index + 1]) for index in self.masked_seats}
         if self.ancestors is None:
             return {

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.edit_reference import IN_PROMPT, IS_STOP, Edits
+from paceline.runner.rounds.alignment import places
 from paceline.runner.rounds.upload import MAX_PATCH, Patches, Upload
 from paceline.sampling.sampler import Sampler
 
@@ -42,8 +43,9 @@ class DeviceState:
         self.device = torch.device(device)
         count, pages = lanes + 1, -(-width // PAGE_SIZE)
         sizes = [2 * count, *[count] * 11, count * pages, count * width]
-        self.memory = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
-        tables = self.memory.split_with_sizes(sizes)
+        where, total = places(sizes)
+        self.memory = torch.zeros(total, dtype=torch.int32, device=device)
+        tables = [self.memory[place] for place in where]
         # Sampling parameters, each [lanes + 1], as defined in sampling/sampler.py.
         self.seed = tables[0].view(torch.int64)  # bits of the unsigned seed
         self.inverse_temperature = tables[1].view(torch.float32)  # 0: greedy

@@ -13,15 +13,21 @@ from paceline.runner.rounds.protocol import Chunk
 SHORT, LONG = 16, 128
 
 
-def prompts(lane: int, *, lanes: int, most: int, drafts: bool) -> Iterator[list[Chunk]]:
-    """Yield one prompt of 16, 32, 64 … rows, then 2, 4, 8 … `lanes` at once, short and long; at most `most` rows.
+def prompts(lane: int, *, lanes: int, longest: int, most: int, drafts: bool) -> Iterator[list[Chunk]]:
+    """Yield one prompt of 1, 2, 4 … rows, `longest` at most, then 2, 4, 8 … `lanes` at once: all of them short, and a
+    long one among short ones. A step has `most` rows, at most.
 
     `drafts`: a drafter reads along."""
-    for rows in _powers(SHORT, most):
-        yield [Chunk(lane, 0, rows, draws=True, drafts=drafts)]
-    for rows in (SHORT, LONG):
-        for count in _counts(2, min(lanes, most // rows)):
-            yield [Chunk(lane, 0, rows, draws=True, drafts=drafts)] * count
+
+    def read(*counts: int) -> list[Chunk]:
+        return [Chunk(lane, 0, count, draws=True, drafts=drafts) for count in counts]
+
+    longest = min(longest, most)
+    for rows in _counts(1, longest):
+        yield read(rows)
+    for first in dict.fromkeys(min(rows, longest) for rows in (SHORT, LONG)):
+        for count in _counts(2, min(lanes, 1 + most - first)):
+            yield read(first, *[min(SHORT, first, (most - first) // (count - 1))] * (count - 1))
 
 
 def held(lane: int, *, lanes: int) -> Iterator[list[Chunk]]:

@@ -3,8 +3,8 @@
 No step waits for a recording. At the start the buckets that traffic will need are recorded, the most useful first,
 until a time is up; the others follow while the engine is idle. A step takes the cheapest recorded round that serves it.
 If none does, the round runs launch by launch, at the price of its launches on the host; when the same bucket is wanted
-again, its launches are recorded on the way to the first replay. A bucket that another one has served for long gets a
-graph of its own in the same way.
+again, its launches are recorded on the way to the first replay, at the same price. A bucket that a larger one serves
+gets a graph of its own in an idle moment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Generic, Protocol, TypeVar
 from paceline.runner.rounds.buckets import Bucket
 
 CHEAPER_SHARE = 0.3  # share of the start's time up to which buckets are recorded that only make steps cheaper
-PATIENCE = 1000  # steps in a larger recorded round before a bucket gets a graph of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +97,15 @@ class Graphs(Generic[Round]):
             serving = [bucket for bucket in self._recorded if bucket.serves(wanted)]
             self._serving[wanted] = min(serving, key=lambda bucket: bucket.cost) if serving else None
         serves = self._serving[wanted]
-        if serves is not None and (serves.shape == wanted.shape or self._serves_for_now(wanted)):
+        if serves is not None:
+            if serves.shape != wanted.shape:
+                self._missed[wanted] += 1
             return serves, self._recorded[serves]
         if wanted not in self._eager:  # its first run compiles its kernels and makes its buffers
             self._eager[wanted] = self._make(wanted)
         elif not wanted.eager and self._has_room():
             self._record(wanted, self._eager[wanted])
         return wanted, self._eager.get(wanted) or self._recorded[wanted]
-
-    def _serves_for_now(self, wanted: Bucket) -> bool:
-        self._missed[wanted] += 1
-        return self._missed[wanted] <= PATIENCE or not self._has_room()
 
     def _record(self, bucket: Bucket, made: Round) -> None:
         made.record()

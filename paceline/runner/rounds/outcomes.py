@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.runner.rounds.alignment import places
 from paceline.runner.rounds.buckets import Bucket
 
 MAX_IN_FLIGHT = 4  # steps with memory for outcomes; the engine has fewer in flight
-ALIGNED = 4  # numbers: each part begins at a multiple, because kernels are compiled for aligned memory
 STAMPS = 4  # time stamps of a round that drafts, each of 8 bytes
 
 
@@ -49,9 +49,9 @@ class Outcomes:
         numbers = 4 + (4 if tree else 2) * bucket.longest
         stamps = 2 * STAMPS if bucket.longest else 0
         scores = bucket.seats * (1 + bucket.longest) * 2 * bucket.scores
-        self._sizes = [stamps, -(-bucket.seats * numbers // ALIGNED) * ALIGNED, scores]
+        self._places, size = places([stamps, bucket.seats * numbers, scores])
         self._seats, self._numbers, self._top = bucket.seats, numbers, bucket.scores
-        size, pinned = sum(self._sizes), device.type == "cuda"
+        pinned = device.type == "cuda"
         self.device = self._divide(torch.zeros(size, dtype=torch.int32, device=device))
         # In one piece: each that a device can reach takes long to make.
         pieces = torch.zeros((MAX_IN_FLIGHT, size), dtype=torch.int32, pin_memory=pinned)
@@ -65,10 +65,10 @@ class Outcomes:
         return outcome
 
     def _divide(self, memory: Tensor) -> Outcome:
-        stamps, reports, scores = memory.split_with_sizes(self._sizes)
+        stamps, reports, scores = (memory[place] for place in self._places)
         return Outcome(
             memory,
-            reports[: self._seats * self._numbers].view(self._seats, self._numbers),
+            reports.view(self._seats, self._numbers),
             stamps.view(torch.int64) if len(stamps) else None,
             scores.view(-1, 2 * self._top) if len(scores) else None,
         )

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from paceline.kernels.tree_reference import TreeLanes, parents_of
 from paceline.rules import Rule
+from paceline.runner.rounds.alignment import places
 from paceline.runner.rounds.protocol import Seat
 
 MAX_IN_FLIGHT = 4  # steps with memory for what the host sends
@@ -65,11 +66,11 @@ class RoundRules:
         self._seats = seats
         self._width = longest + 2
         device = state.tokens.device
-        self._sent = torch.zeros(3 * count + seats, dtype=torch.int32, device=device)  # see `ask`
-        self._asks = deque(
-            torch.zeros_like(self._sent, device="cpu", pin_memory=self._sent.is_cuda) for _ in range(MAX_IN_FLIGHT)
-        )
-        self._chosen, self._rule, self._thresholds, self.free = torch.split(self._sent, [count, count, count, seats])
+        self._places, total = places([count, count, count, seats])
+        self._sent = torch.zeros(total, dtype=torch.int32, device=device)  # see `ask`
+        pinned = device.type == "cuda"
+        self._asks = deque(torch.zeros_like(self._sent, device="cpu", pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
+        self._chosen, self._rule, self._thresholds, self.free = (self._sent[place] for place in self._places)
         self._chosen.fill_(seats)
         self._rule.fill_(-1)
         self._verdicts = torch.zeros((seats + 1, 2), dtype=torch.int32, device=device)  # the last one is for padding
@@ -80,7 +81,8 @@ class RoundRules:
     def ask(self, seats: Sequence[Seat]) -> None:
         """Send the `judged` seats of a step with rules and thresholds, and for all seats whether they draw freely."""
         self._asks.rotate()
-        chosen, rule, thresholds, free = np.split(self._asks[0].numpy(), np.cumsum([len(self._chosen)] * 3))
+        sent = self._asks[0].numpy()
+        chosen, rule, thresholds, free = (sent[place] for place in self._places)
         chosen[:], rule[:], free[:] = self._seats, -1, 0
         for place, index in enumerate(judged(seats)):
             seat = seats[index]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -11,10 +10,10 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.edit_reference import RowMasks
+from paceline.runner.rounds.alignment import BYTES, aligned, places
 from paceline.sampling.words import MaskSheet, mask_words
 
 MAX_PATCH = 128  # changes that travel in one small copy
-ALIGNED = 16  # bytes; kernels load this much at once from an address that is a multiple of it
 MAX_IN_FLIGHT = 4  # uploads of changes whose memory on the host is not used again yet
 
 
@@ -26,7 +25,7 @@ class MaskTable:
 
     def __init__(self, rows: int, vocab_size: int, device: torch.device, *, masks: int | None = None) -> None:
         """`masks`: number of masks that the sheet has room for; None: as many as rows."""
-        shape, begin = (masks or rows, mask_words(vocab_size)), -(-4 * rows // ALIGNED) * ALIGNED // 4
+        shape, begin = (masks or rows, mask_words(vocab_size)), aligned(rows)
         memory = torch.zeros(begin + shape[0] * shape[1], dtype=torch.int32, pin_memory=device.type == "cuda")
         self.masks = RowMasks(memory[:rows], memory[begin:].view(shape))
         self._sheet = MaskSheet(self.masks.which.numpy(), self.masks.words.numpy().view(np.uint32))
@@ -93,13 +92,12 @@ class Upload:
 
     def together(self, *arrays: np.ndarray) -> list[Tensor]:
         """Copy arrays [n] to the device in one piece, without waiting."""
-        starts = [0, *itertools.accumulate(-(-array.nbytes // ALIGNED) * ALIGNED for array in arrays)]
-        memory = np.zeros(starts[-1], dtype=np.uint8)
-        for start, array in zip(starts, arrays, strict=False):
-            memory[start : start + array.nbytes] = array.view(np.uint8)
+        where, total = places([array.nbytes for array in arrays], BYTES)
+        memory = np.zeros(total, dtype=np.uint8)
+        for place, array in zip(where, arrays, strict=True):
+            memory[place] = array.view(np.uint8)
         whole, kinds = self(memory), [torch.from_numpy(array).dtype for array in arrays]
-        ends = [start + array.nbytes for start, array in zip(starts, arrays, strict=False)]
-        return [whole[start:end].view(kind) for start, end, kind in zip(starts, ends, kinds, strict=False)]
+        return [whole[place].view(kind) for place, kind in zip(where, kinds, strict=True)]
 
     def ints(self, values: Sequence[int]) -> Tensor:
         return self(np.array(values, dtype=np.int32))
@@ -111,7 +109,7 @@ class Upload:
 
 def download(values: Tensor) -> Tensor:
     """Copy values to the host's memory without waiting: they are valid once the device has come so far."""
-    memory = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.is_cuda)
+    memory = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.device.type == "cuda")
     return memory.copy_(values, non_blocking=True)
 
 

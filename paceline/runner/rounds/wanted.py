@@ -1,6 +1,6 @@
 """The bucket that a step wants: the smallest of the grid in which all its seats find what they ask for.
 
-Which lanes filter, edit or score is known from the sequences written to them. Drafters that find fewer tokens than they
+Which lanes edit or score is known from the sequences written to them. Drafters that find fewer tokens than they
 may, and offers of the host, get rows for what they have found lately.
 """
 
@@ -40,7 +40,6 @@ class WantedBuckets:
         self._drafters = drafters
         self._scorer = scorer
         self._vocab_size = vocab_size
-        self._filtered: set[int] = set()  # lanes that filter logits
         self._edited: set[int] = set()  # lanes that edit logits by more than a mask
         self._latest: tuple[Sequence[Seat], str | None, int, Demand] | None = None  # of the step before, if it may last
         self._found: dict[str, float] = defaultdict(lambda: 1.0)  # drafter → found tokens / allowed tokens
@@ -49,7 +48,6 @@ class WantedBuckets:
         """Begin a sequence in a lane."""
         self._scorer.write(lane, sampler)
         self._latest = None
-        (self._filtered.add if sampler.params.filters else self._filtered.discard)(lane)
         (self._edited.add if edits_of(sampler) & ~Edits.MASKS else self._edited.discard)(lane)
 
     def edits(self, lanes: Sequence[int]) -> bool:
@@ -92,7 +90,6 @@ class WantedBuckets:
             draft=draft,
             drafter=drafter if draft or (by is not None and taps_of(by)) else None,
             context=context,
-            filters=edits or masks or bool(own) or not self._filtered.isdisjoint(lanes),
             edits=edits,
             scores=min(self._grid.scores(self._scorer.top(lanes)), 1 + self._vocab_size),
             offers=offers,

@@ -174,8 +174,8 @@ def test_prompts_beside_a_full_batch(device: torch.device) -> None:
     assert [landed is None for landed in drawn] == [lane == 4 for lane in range(LANES)]
     both(made, [], [Seat(lane, 0) for lane in range(LANES)])
     both(made, [], [Seat(lane, 0) for lane in range(7)])
-    shapes = [(bucket.seats, bucket.rows, bucket.draft, bucket.filters) for bucket in made[0]._graphs._eager]
-    assert shapes == [(9, 9, 0, False), (8, 8, 0, False)]
+    shapes = [(bucket.seats, bucket.rows, bucket.draft) for bucket in made[0]._graphs._eager]
+    assert shapes == [(9, 9, 0), (8, 8, 0)]
     assert made[0]._state.lengths[made[0]._state.dummy] == 1
 
 
@@ -258,15 +258,13 @@ def test_coins_instead_of_the_target(device: torch.device) -> None:
 
 def test_the_bucket_of_a_round(device: torch.device) -> None:
     rounds, _ = pair(device, "ngram")
-    enter(rounds, 3, [1, 2], top_k=5)
     seats = [Seat(lane, 8 - lane // 5) for lane in range(LANES)]
     bucket = rounds._wanted.find(seats, "ngram", 700)
     assert bucket.seats + 5 * 8 + 4 * 7 <= bucket.rows <= bucket.seats * 9
-    assert (bucket.draft, bucket.drafter, bucket.filters) == (8, "ngram", True)
+    assert (bucket.draft, bucket.drafter) == (8, "ngram")
     assert bucket == rounds._wanted.find(seats, "ngram", 690)
     rounds._wanted._found["ngram"] = 0.1
     assert rounds._wanted.find(seats, "ngram", 700).rows < bucket.rows
-    assert not rounds._wanted.find(seats[:3], "ngram", 700).filters
     plain = rounds._wanted.find([Seat(0, 0)], "ngram", 3)
     assert (plain.seats, plain.rows, plain.draft, plain.drafter) == (1, 1, 0, None)
 

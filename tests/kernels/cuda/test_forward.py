@@ -14,6 +14,7 @@ from torch import Tensor
 from paceline.drafters import registry
 from paceline.drafters.model import ModelOnDevice
 from paceline.kernels.base import Batch
+from paceline.kernels.cuda.compiling import rehearsal
 from paceline.kernels.cuda.formats import CudaMatrix
 from paceline.kernels.cuda.linear import Products
 from paceline.kernels.quant import GROUP, dequantise, quantise, quantise_fp8
@@ -229,3 +230,14 @@ def test_small_passes_use_the_memory_of_large_ones(device: torch.device) -> None
     assert [decoder._buffer("x", rows, 8).data_ptr() for rows in (1, 40, 64)] == [large.data_ptr()] * 3
     assert decoder._buffer("x", 65, 8).data_ptr() != large.data_ptr()
     assert [len(part) for part in decoder._buffers["x"]] == [64, 128], "recorded rounds still use the first"
+
+
+@pytest.mark.parametrize(("windows", "passed"), [((), [0, 3]), ((7, 0, 7, 0), [0, 1, 3])])
+def test_a_rehearsal_runs_one_layer_of_each_kind(windows: tuple[int, ...], passed: list[int]) -> None:
+    """And the last one, which may compute fewer rows; with taps also the layers whose input is kept."""
+    config = replace(PLAIN, num_layers=4, windows=windows)
+    forward, _ = forwards(config, "int8", torch.device("cpu"), torch.float32)
+    assert [*forward.decoder._passed(())] == [0, 1, 2, 3]
+    with rehearsal():
+        assert [*forward.decoder._passed(())] == passed
+        assert [*forward.decoder._passed((2, 4))] == sorted({*passed, 2})

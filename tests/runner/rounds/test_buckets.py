@@ -7,7 +7,7 @@ import pytest
 
 from paceline.runner.rounds.buckets import DRAFTS, LEAST_CONTEXT, START_CONTEXT, TILES, Bucket, Drafts, Grid
 
-EIGHT = Bucket(seats=8, rows=40, draft=4, drafter="model", context=512, filters=False)
+EIGHT = Bucket(seats=8, rows=40, draft=4, drafter="model", context=512)
 GRID = Grid(lanes=64, longest=131_090, max_draft=16, max_drafted=512)
 DRAFTERS = {"model": Drafts(5, finds_fewer=False), "ngram": Drafts(16, finds_fewer=True)}
 
@@ -26,7 +26,7 @@ DRAFTERS = {"model": Drafts(5, finds_fewer=False), "ngram": Drafts(16, finds_few
         ({"draft": 0, "drafter": None}, False),
         ({"draft": 0}, False),  # a plain step pays for no pass of the drafter
         ({"drafter": "self"}, False),
-        ({"filters": True}, False),
+        ({"edits": True}, False),
         ({"scores": 1}, False),
     ],
 )
@@ -34,9 +34,9 @@ def test_what_a_graph_can_do(change: dict[str, object], serves: bool) -> None:
     assert EIGHT.serves(replace(EIGHT, **change)) is serves
 
 
-def test_a_graph_that_filters_serves_those_who_do_not() -> None:
-    assert replace(EIGHT, filters=True).serves(EIGHT)
-    assert replace(EIGHT, filters=True).cost > EIGHT.cost
+def test_a_graph_that_edits_serves_those_who_do_not() -> None:
+    assert replace(EIGHT, edits=True).serves(EIGHT)
+    assert replace(EIGHT, edits=True).cost > EIGHT.cost
 
 
 def test_scores_have_few_sizes() -> None:
@@ -96,8 +96,7 @@ def test_the_first_of_the_start_serve_any_step() -> None:
     """Twelve serve all plain steps, and then some of each drafter and length all steps that draft."""
     start = list(GRID.start(DRAFTERS))
     assert len(start) == len({*start})
-    assert all(made.filters for made in start)
-    plain = [Bucket(GRID.seats(n), GRID.seats(n), 0, None, GRID.longest, True) for n in range(1, 65)]
+    plain = [Bucket(GRID.seats(n), GRID.seats(n), 0, None, GRID.longest) for n in range(1, 65)]
     assert all(any(made.serves(wanted) for made in start[:12]) for wanted in plain)
     general = list(itertools.takewhile(lambda made: made.context == GRID.longest, start))
     model = [made for made in general if made.drafter == "model"]
@@ -109,7 +108,7 @@ def test_the_first_of_the_start_serve_any_step() -> None:
     assert all(
         any(made.serves(wanted) for made in lookups)
         for seats in (1, 7, 64)
-        for wanted in [Bucket(GRID.seats(seats), seats + min(16 * seats, 512), 16, "ngram", 9000, False)]
+        for wanted in [Bucket(GRID.seats(seats), seats + min(16 * seats, 512), 16, "ngram", 9000)]
     )
 
 
@@ -132,7 +131,7 @@ def test_every_short_step_is_in_the_start(drafter: str) -> None:
         for drafted in (1, seats, 3 * seats, 4 * seats):
             count = GRID.seats(seats)
             rows = GRID.rows(count, draft, drafted, finds_fewer=finds_fewer)
-            assert Bucket(count, rows, draft, drafter, GRID.context(700), True) in start
+            assert Bucket(count, rows, draft, drafter, GRID.context(700)) in start
 
 
 def test_a_drafter_with_plain_rounds_of_its_own() -> None:
@@ -141,22 +140,19 @@ def test_a_drafter_with_plain_rounds_of_its_own() -> None:
     assert {made.draft for made in start[:24]} == {0}
 
 
-def test_samples_are_few_and_of_all_sizes() -> None:
+def test_samples_are_of_all_sizes() -> None:
+    """Drafts of every length with the largest context, the longest beside offers with every context."""
     samples = list(GRID.samples(DRAFTERS))
-    assert len(samples) < 70
-    assert {made.context for made in samples} == {GRID.longest, LEAST_CONTEXT}
-    assert {*samples} <= {*GRID.start(DRAFTERS, offers=16)}
-    assert {(made.drafter, made.draft, made.offers) for made in samples} == {
-        (None, 0, 0),
-        (None, 0, 16),
-        ("model", 1, 0),
-        ("model", 5, 0),
-        ("ngram", 4, 0),
-        ("ngram", 16, 0),
+    assert len(samples) == len({*samples})
+    seats = {GRID.seats(count) for count in range(1, 65)}
+    assert {(made.seats, made.draft) for made in samples if made.drafter == "model"} == {
+        (count, draft) for count in seats for draft in range(1, 6)
     }
-    for drafter in (None, "model", "ngram"):
-        rows = [made.rows for made in samples if made.drafter == drafter]
-        assert all(any(low < count <= high for count in rows) for low, high in ((0, 16), (16, 32), (32, 64)))
+    for drafter, draft in ((None, 0), ("model", 5), ("ngram", 16)):
+        kinds = {(made.offers, made.context) for made in samples if (made.drafter, made.draft) == (drafter, draft)}
+        assert kinds == {*itertools.product((0, 4, 16), GRID.contexts())}
+    head = GRID.samples({"head": Drafts(2, finds_fewer=False, plain=True)})
+    assert {made.draft for made in head if made.drafter == "head"} == {0, 1, 2}
 
 
 def test_offers_have_few_buckets() -> None:
@@ -195,9 +191,6 @@ def test_rounds_with_parameters_are_at_the_start() -> None:
     assert {made.masks for made in start[first:cheaper]} == {False, True}
     assert all((made.edits, made.scores) == (True, 21) for made in start[first:cheaper])
     assert not any(made.edits or made.masks for made in without)
-    edits = replace(EIGHT, filters=True, edits=True)
-    assert edits.serves(EIGHT)
-    assert not replace(EIGHT, filters=True).serves(edits)
 
 
 @pytest.mark.parametrize("drafters", [{}, {"head": Drafts(4, finds_fewer=False, plain=True)}])

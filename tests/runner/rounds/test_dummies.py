@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from paceline.runner.rounds import dummies
 
 
-@pytest.mark.parametrize(("lanes", "most"), [(1, 16), (6, 64), (64, 8192), (256, 2048)])
-def test_prompts_have_every_size_of_a_step(lanes: int, most: int) -> None:
-    reads = [*dummies.prompts(9, lanes=lanes, most=most, drafts=True)]
+@pytest.mark.parametrize(
+    ("lanes", "longest", "most"), [(1, 16, 16), (6, 9000, 64), (64, 9000, 8192), (256, 9000, 2048), (16, 300, 3200)]
+)
+def test_prompts_have_every_size_of_a_step(lanes: int, longest: int, most: int) -> None:
+    """A sequence's length bounds each prompt, and a step's rows bound them all."""
+    reads = [*dummies.prompts(9, lanes=lanes, longest=longest, most=most, drafts=True)]
     assert all(sum(chunk.count for chunk in chunks) <= most for chunks in reads)
+    assert all(0 < chunk.count <= longest for chunks in reads for chunk in chunks)
     assert all(chunk.lane == 9 and chunk.draws and chunk.drafts and chunk.target for each in reads for chunk in each)
-    shapes = {(len(chunks), chunks[0].count) for chunks in reads}
-    assert len(shapes) == len(reads), "no shape is read twice"
-    for rows in (16, 32, 64, 2048, 8192):
-        assert ((1, rows) in shapes) == (rows <= most)
-    for count in (2, 4, 64, 128):
-        for rows in (dummies.SHORT, dummies.LONG):
-            assert ((count, rows) in shapes) == (count <= lanes and count * rows <= most)
-    assert (lanes, dummies.SHORT) in shapes or lanes * dummies.SHORT > most
+    alone = [chunks[0].count for chunks in reads if len(chunks) == 1]
+    assert alone[0] == 1
+    assert alone[-1] == min(longest, most)
+    assert all(more == min(2 * fewer, alone[-1]) for fewer, more in itertools.pairwise(alone))
+    for rows in {min(dummies.SHORT, longest, most), min(dummies.LONG, longest, most)}:
+        counts = {len(chunks) for chunks in reads if len(chunks) > 1 and chunks[0].count == rows}
+        assert all((count in counts) == (count <= min(lanes, 1 + most - rows)) for count in (2, 4, 16, 64, 128))
+        assert not counts or max(counts) == min(lanes, 1 + most - rows)
 
 
 def test_heads_read_held_states_of_any_number_of_sequences() -> None:

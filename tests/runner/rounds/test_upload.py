@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.runner.rounds.upload import ALIGNED, MAX_PATCH, MaskTable, Patches, Upload
+from paceline.runner.rounds.alignment import BYTES
+from paceline.runner.rounds.upload import MAX_PATCH, MaskTable, Patches, Upload
 from paceline.sampling.words import mask_words, pack
 
 
@@ -46,4 +47,4 @@ def test_arrays_travel_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(copies) == 1
     assert [each.dtype for each in got] == [torch.int64, torch.int32, torch.int32, torch.int32]
     assert all(np.array_equal(each.numpy(), array) for each, array in zip(got, given, strict=True))
-    assert all(each.storage_offset() * each.itemsize % ALIGNED == 0 for each in got)
+    assert all(each.storage_offset() * each.itemsize % BYTES == 0 for each in got)

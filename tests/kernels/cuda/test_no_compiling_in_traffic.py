@@ -1,0 +1,31 @@
+"""No step waits for a kernel to be compiled, nor for a comparison of a product's ways: the start knows them all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kernels.cuda import conftest
+
+
+@pytest.mark.parametrize("words", [("eager",), pytest.param((), marks=pytest.mark.slow)], ids=["eager", "recorded"])
+def test_the_start_knows_every_kernel_of_traffic(words: tuple[str, ...]) -> None:
+    """Over random steps, with heads, trees, n-grams and a model as drafters; launched one by one, or from graphs."""
+    script = Path(conftest.__file__).with_name("varied_traffic.py")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, script, *words], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) == 3
+    for drafters, noted in found.items():
+        assert not noted["late"], f"{drafters} compiled in a step"
+        assert noted["comparisons"] == 0, f"{drafters} compared ways in a step"
+        assert noted["known"] < 220, "each kernel lengthens a cold start"

@@ -1,0 +1,158 @@
+"""Start engines' rounds on paper, run varied steps, and print as JSON which kernels only the steps asked for.
+
+test_no_compiling_in_traffic.py runs it in a process of its own, in which Triton's interpreter is off. Steps are random:
+numbers of sequences and prompts, their lengths and contexts, parameters, rules, grammars, offers, scored prompts, and
+heads that catch up. With the word `eager` the start records nothing, so that every round runs launch by launch.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.drafters.eagle.on_device import EagleOnDevice
+from paceline.drafters.model import ModelOnDevice
+from paceline.drafters.ngram import LookupOnDevice
+from paceline.engine.draft_rules import judge_drafts
+from paceline.models.config import ModelConfig
+from paceline.models.tensor_names import expected_shapes
+from paceline.rules import Rule
+from paceline.runner.forwards.cuda import CudaDecoder, CudaForward, new_kv
+from paceline.runner.heads.cuda import CudaHead
+from paceline.runner.rounds.cuda import CudaRounds
+from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Offer, Seat
+from paceline.sampling.sampler import Sampler
+from paceline.types import SamplingParams
+from tests.heads import random_eagle
+from tests.kernels.cuda.device_on_paper import forget, noted
+
+CONFIG = ModelConfig(
+    architecture="llama",
+    vocab_size=6000,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_layers=3,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    max_context=4096,
+    norm_eps=1e-5,
+    rope_theta=1000.0,
+)
+LANES, CONTEXT, STEP_ROWS, MAX_DRAFT, PAGES, TAPS = 20, 2500, 500, 5, 600, (0, 1, 2)
+STEPS = 250
+PARAMETERS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0.8, "top_p": 0.9},
+    {"temperature": 0.5, "min_p": 0.1, "top_k": 30, "logprobs": 20},
+    {"repetition_penalty": 1.2, "logprobs": 0},
+    {"logit_bias": {3: 1.0}, "logprobs": 3},
+    {"min_tokens": 4},
+]
+RULES = [{"rule": rule, "threshold": 0.2} for rule in (Rule.REJECTION, Rule.BLOCK, Rule.THRESHOLD, Rule.TYPICAL)]
+
+
+def forward(layers: int, **options: Any) -> CudaForward:
+    config = replace(CONFIG, num_layers=layers)
+    weights = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in expected_shapes(config).items()}
+    decoder = CudaDecoder(config, weights, max_context=CONTEXT + 40, device="cpu", pdl=True, expand=False)
+    decoder.profile(STEP_ROWS, LANES * (1 + MAX_DRAFT))
+    kv = new_kv(config, num_pages=PAGES, dtype=torch.bfloat16, device="cpu")
+    return CudaForward(decoder, kv, **options)
+
+
+def drafter(kind: str, target: CudaForward) -> DeviceDrafter:
+    if kind == "ngram":
+        return LookupOnDevice()
+    if kind == "model":
+        return ModelOnDevice(forward(1), shares_kv=False)
+    head = CudaHead(random_eagle(CONFIG, taps=TAPS, draft_vocab=3000), target.decoder, max_context=CONTEXT + 40)
+    head.profile(STEP_ROWS, 2 * LANES)
+    head.new_kv(PAGES)
+    return EagleOnDevice(head, taps=TAPS, branches=3 if kind == "tree" else 1)
+
+
+def started(kinds: list[str], *, seconds: float) -> CudaRounds:
+    target = forward(CONFIG.num_layers)
+    drafters = {kind: drafter(kind, target) for kind in kinds}
+    options = {"lanes": LANES, "max_context": CONTEXT, "max_draft": MAX_DRAFT, "max_draft_tokens": 64}
+    rounds = CudaRounds(target, drafters=drafters, **options)  # type: ignore[arg-type]
+    rounds.judge = judge_drafts
+    rounds.prepare(dict.fromkeys(kinds, MAX_DRAFT), offers=MAX_DRAFT, prompt_rows=STEP_ROWS, seconds=seconds)
+    return rounds
+
+
+class Traffic:
+    """Random steps of rounds."""
+
+    def __init__(self, rounds: CudaRounds) -> None:
+        self._rounds = rounds
+        self._random = random.Random(0)
+
+    def step(self) -> None:
+        chance, rounds = self._random, self._rounds
+        by = chance.choice([None, *rounds.drafters])
+        lanes = chance.sample(range(LANES), chance.randint(1, LANES))
+        reading = lanes[: chance.choice([0, 0, chance.randint(1, len(lanes))])]
+        kinds = PARAMETERS[:1] if chance.random() < 0.5 else PARAMETERS
+        for lane in lanes:
+            self._enter(lane, chance.choice(kinds))
+        chunks = [*self._chunks(reading, by)]
+        masked, judged = chance.random() < 0.2, by is not None and chance.random() < 0.1
+        rules = chance.sample(RULES, 2) if judged and not masked else [{}]
+        seats = [self._seat(lane, by, masked, chance.choice(rules)) for lane in lanes if lane not in reading]
+        ticket = rounds.launch(chunks, seats, drafter=by, context=chance.randint(30, CONTEXT))
+        if any(seat.masked for seat in seats):
+            rounds.sheet(ticket)
+            rounds.draw(ticket, [index for index, seat in enumerate(seats) if seat.masked])
+        rounds.collect(ticket)
+
+    def _enter(self, lane: int, parameters: dict[str, Any]) -> None:
+        tokens = self._random.choices(range(100), k=self._random.randint(2, STEP_ROWS))
+        sampler = Sampler(SamplingParams.of(**parameters), seed=lane, vocab_size=CONFIG.vocab_size, eos_ids=())
+        sampler.see_prompt(tokens)
+        self._rounds.write(lane, np.array(tokens, dtype=np.int32), sampler)
+
+    def _chunks(self, lanes: list[int], by: str | None) -> list[Chunk]:
+        chance, left, chunks = self._random, STEP_ROWS - LANES, []
+        for lane in lanes:
+            count = min(left, chance.randint(1, chance.choice([12, 40, 150, STEP_ROWS])))
+            if by in self._rounds.tapping and chance.random() < 0.2:
+                chunks.append(Chunk(lane, 0, 1, draws=False, target=False, drafts=True))
+            elif count:
+                draws, scored = chance.random() < 0.7, chance.randint(1, count) if chance.random() < 0.1 else 0
+                drafts, states = by is not None and chance.random() < 0.8, int(chance.random() < 0.1)
+                asked = {"scored": scored, "top": 5 if scored else 0, "states": states}
+                chunks.append(Chunk(lane, 0, count, draws=draws, drafts=drafts, **asked))
+                left -= count
+        return chunks
+
+    def _seat(self, lane: int, by: str | None, masked: bool, rule: dict[str, Any]) -> Seat:
+        chance = self._random
+        masked = masked and chance.random() < 0.5
+        if chance.random() < 0.15:
+            offer = Offer(2, tuple(range(MAX_DRAFT)), near=2)
+            return Seat(lane, chance.randint(1, MAX_DRAFT), offer=offer, masked=masked)
+        return Seat(lane, chance.randint(0, MAX_DRAFT) if by else 0, masked=masked, **rule)
+
+
+def report(kinds: list[str], *, seconds: float) -> dict[str, Any]:
+    forget()
+    traffic = Traffic(started(kinds, seconds=seconds))
+    noted.started = True
+    known = sum(map(len, noted.kernels.values()))
+    for _ in range(STEPS):
+        traffic.step()
+    return {"known": known, "late": noted.late, "comparisons": noted.comparisons}
+
+
+if __name__ == "__main__":
+    seconds = 0.0 if "eager" in sys.argv else 600.0
+    drafters = (["eagle", "ngram"], ["tree"], ["model"])
+    print(json.dumps({"+".join(kinds): report(kinds, seconds=seconds) for kinds in drafters}))
