@@ -325,7 +325,8 @@ def _attend(
         new_v = whole(queries + (source + KV_HEADS * HEAD_DIM)[:, None] + d[None, :], stored, size, kind, PARTS)
     else:
         q = tl.load(queries + cell, mask=mask, other=0.0)
-    if (end == 0) | (me * each >= count):
+    nobody = (tl.max(valid.to(tl.int32), 0) == 0) if TREE else (start >= stop)  # no row is on its paths, or of the seat
+    if nobody | (me * each >= count):
         return
     if TURN:  # store the new rows of the positions that this program reads
         target = (new_slot // PAGE).to(tl.int64) * (KV_HEADS * PAGE) + new_slot % PAGE
