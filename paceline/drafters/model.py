@@ -42,6 +42,9 @@ from paceline.sampling.sampler import RowGroup, sample
 
 logger = logging.getLogger(__name__)
 FORMATS: tuple[Format, ...] = ("int4-all", "int8")  # formats of a drafter on a CPU, the fewest bytes first
+# Format of a drafter on a GPU: few rows read half the bytes of bf16 (docs/experiments.md, "The format of a draft model
+# on a GPU").
+GPU_FORMAT: Format = "fp8"
 
 
 @dataclass(slots=True)
@@ -238,7 +241,9 @@ def _check_vocabulary(drafter: ReadyModel, target: ReadyModel) -> None:
 
 
 def _read_fastest(name: str, target: ReadyModel, progress: Progress | None) -> ReadyModel:
-    """Read the model in the fastest of FORMATS where there are kernels for them: a draft need not be exact."""
+    """Read the model in the fastest format where there are kernels for several: a draft need not be exact."""
+    if target.decoder is not None:
+        return _read(name, target, GPU_FORMAT, progress)
     if not target.compiled:
         return _read(name, target, "auto", progress)
     ready = _read(name, target, FORMATS[0], progress)

@@ -96,6 +96,15 @@ def test_a_model_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read == [("small", "int4-all"), ("small", "int4-all"), ("small", "native"), ("small", "auto")]
 
 
+def test_a_model_on_a_gpu_has_8_bit_floats_unless_another_format_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(model, "read_model", lambda name, format, **_: read.append(format) or a_model())
+    on_gpu = a_target(tiny_tokenizer(), compiled=False, decoder="on a device")
+    for words in ("small", "small,max_draft=3", "small,format=auto", "small,format=int4"):
+        registry.recipe(f"model:{words}", on_gpu)
+    assert read == ["fp8", "fp8", "auto", "int4"]
+
+
 @pytest.mark.parametrize(
     ("times", "formats"),
     [

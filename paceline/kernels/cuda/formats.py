@@ -41,11 +41,12 @@ class CudaMatrix:
     parts: int
     scale: Tensor | None = None  # float32 [n]; or [groups, n, 2] with minimums, in fp16 if that is exact, else float32
     bias: Tensor | None = None  # float32 [n]
+    floats: CudaMatrix | None = None  # the same numbers as floats, for products of many rows
 
     @property
     def bytes(self) -> int:
-        tensors = (self.q, self.scale, self.bias)
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
+        own = sum(tensor.nbytes for tensor in (self.q, self.scale, self.bias) if tensor is not None)
+        return own if self.floats is None else own + self.floats.q.nbytes
 
 
 def pack(

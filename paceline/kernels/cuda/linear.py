@@ -43,6 +43,7 @@ ALONE_ROWS = 16  # rows up to which a program that adds all parts of a product i
 UNITS = 8  # elements; rows that blocks load are multiples of 16 bytes
 GATED_ROWS = 128  # rows up to which the second of BLOCKS, which applies the gate, is faster than the library
 MANY_ROWS = 1024  # rows from which a product takes much longer than its launch, and ways are compared by time
+FLOAT8_ROWS = 64  # rows up to which 8-bit floats are faster than bf16, if there are both
 EXPANDED_ROWS = 256  # rows from which a matrix of fewer bits is expanded, if that gives the same bits
 
 
@@ -100,6 +101,8 @@ class Products:
 
     def _ready(self, matrix: CudaMatrix, x: Tensor) -> CudaMatrix:
         """Return the matrix, or what it is as floats if there are many rows."""
+        if matrix.floats is not None and len(x) > FLOAT8_ROWS:
+            return matrix.floats
         if matrix.format in (FLOAT, CHANNEL) or len(x) < EXPANDED_ROWS:
             return matrix
         return expand(matrix, self._temporary((matrix.outputs, matrix.inputs), x.dtype, use="floats"))

@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from paceline.kernels.cuda import linear
 from paceline.kernels.cuda.compiling import compiling, only_compiling
+from paceline.kernels.cuda.expand import expanded
 from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES, CudaMatrix, pack
 from paceline.kernels.cuda.linear import ALONE_ROWS, GELU, SILU, Products
 from paceline.kernels.cuda.many import BLOCKS, Block, finish
@@ -282,6 +283,16 @@ def test_every_byte_of_a_float_is_exact(device: torch.device, dtype: torch.dtype
     out = torch.full((256, 64), torch.nan, device=device, dtype=torch.float32)
     products(matrix, device).by_tiles(torch.eye(256, device=device, dtype=dtype), matrix, out)
     assert torch.equal(out.T, dequantise(weight))
+
+
+@pytest.mark.parametrize(("rows", "format"), [(64, FLOAT8), (65, FLOAT)])
+def test_many_rows_take_the_floats_beside_8_bit_ones(rows: int, format: int, device: torch.device) -> None:
+    matrix = expanded(
+        pack([quantise_fp8(torch.randn(32, 128))], parts=1, dtype=torch.bfloat16, device=device), dtype=torch.bfloat16
+    )
+    x = torch.zeros((rows, 128), dtype=torch.bfloat16, device=device)
+    assert products(matrix, device)._ready(matrix, x).format == format
+    assert matrix.bytes == 32 * 128 + 4 * 32 + 2 * 32 * 128, "both count as memory"
 
 
 def test_few_rows_have_small_tiles() -> None:
