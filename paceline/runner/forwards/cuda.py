@@ -86,8 +86,8 @@ class CudaDecoder:
         expand: bool | None = None,
     ) -> None:
         """`pdl` turns on programmatic dependent launch: a kernel starts before the one before it has ended. None: on if
-        the device supports it, from Hopper on. `expand` stores matrices of a grouped format as floats, and others beside
-        8-bit floats: they take more memory, are faster to multiply with, and give the same bits. None: if the device
+        the device supports it, from Hopper on. `expand` stores matrices of a grouped format as floats, and adds them
+        to 8-bit floats: they take more memory, are faster to multiply with, and give the same bits. None: if the device
         has room for it."""
         if config.head_dim > 256 or config.head_dim % 16:
             raise UnsupportedModel(
