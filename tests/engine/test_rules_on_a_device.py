@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.accept import AcceptRule, accept_likely, accept_rejection, register
+from paceline.accept import AcceptRule, accept_likely, accept_rejection
 from paceline.types import Request, Rule, SamplingParams, Speculation
+from tests.outside import registered
 from tests.rig import DEVICE_RIGS, RIGS, Rig, build
 from tests.runs import Key, Told, plain, prompt, run, tokens_of
 
@@ -107,17 +108,16 @@ def test_a_rule_of_another_package_on_a_device() -> None:
     def fail(given: Any) -> Any:
         raise ValueError("no opinion")
 
-    mine = register(
-        AcceptRule(name="outside_rejection", judge=judge, lossless=True, wants_probs=True, devices=("cpu", "cuda"))
-    )
-    broken = register(AcceptRule(name="outside_failure", judge=fail, lossless=True, devices=("cpu", "cuda")))
-    told, expected = on_device(requests(mine, tokens=30))[1], on_device(requests(Rule.REJECTION, tokens=30))[1]
+    own = AcceptRule(name="outside_rejection", judge=judge, lossless=True, wants_probs=True, devices=("cpu", "cuda"))
+    bad = AcceptRule(name="outside_failure", judge=fail, lossless=True, devices=("cpu", "cuda"))
+    with registered(own) as mine, registered(bad) as broken:
+        told, expected = on_device(requests(mine, tokens=30))[1], on_device(requests(Rule.REJECTION, tokens=30))[1]
+        assert tokens_of(on_device(requests(broken))[1]) == tokens_of(run(build("toy"), plain(requests(broken))))
     assert {key: each.tokens[:24] for key, each in told.items()} == {
         key: each.tokens[:24] for key, each in expected.items()
     }
     assert seen
     assert all(len(given.rows.roots) == len(given.thresholds) for given in seen)
-    assert tokens_of(on_device(requests(broken))[1]) == tokens_of(run(build("toy"), plain(requests(broken))))
 
 
 def test_a_rule_of_another_package_judges_trees() -> None:
@@ -131,10 +131,9 @@ def test_a_rule_of_another_package_judges_trees() -> None:
         floors = torch.tensor(given.thresholds)[given.rows.owners]
         return accept_likely(given.rows, given.targets, given.likelihood, floors)
 
-    mine = register(
-        AcceptRule(name="outside_likely", judge=judge, lossless=False, threshold=0.4, devices=("cpu", "cuda"))
-    )
-    told = on_device(requests(mine, tokens=30), "medusa", "eager")[1]
+    own = AcceptRule(name="outside_likely", judge=judge, lossless=False, threshold=0.4, devices=("cpu", "cuda"))
+    with registered(own) as mine:
+        told = on_device(requests(mine, tokens=30), "medusa", "eager")[1]
     expected = on_device(requests(Rule.THRESHOLD, tokens=30), "medusa", "eager")[1]
     assert trees
     assert {key: each.tokens[:24] for key, each in told.items()} == {
