@@ -12,12 +12,14 @@ SHAPES = {
     "qwen3-32b": "Qwen3-32B",
     "llama-3.2-1b": "Llama-3.2-1B",
     "smollm2": "SmolLM2",
+    "smollm2-135m": "SmolLM2",
 }
 DRAFTERS = {
     "llama-3.2-1b": "3.2-1B",
     "qwen3-1.7b": "1.7B",
     "eagle-shape": "an EAGLE-3-shaped head",
     "eagle:smollm2": "its shipped head",
+    "eagle:smollm2,branches=3": "its shipped head, trees",
 }
 USUAL_PROMPT = 128  # tokens
 
@@ -156,11 +158,26 @@ def _real_row(record: Record, batch: Record) -> list[str]:
     return [*what, *speeds, f"{speculative['tokens_per_step']:.2f}", batch["same_tokens"]]
 
 
+def trees(paths: Paths) -> str:
+    """Tabulate the cost of trees by that of a chain of as many tokens."""
+    rows = [_tree_row(load(path), batch) for path in paths for batch in load(path)["setup"]["batch"]]
+    shapes = ["chain, ms", "the chain again", "tree of 4 leaves", "tree of 6 leaves"]
+    return with_sources(markdown(["target", "batch", *shapes], rows), paths)
+
+
+def _tree_row(record: Record, batch: int) -> list[str]:
+    found = record[f"batch {batch}"]
+    ratios = [found[name]["ratio"] for name in ("chain again", "tree", "wide tree")]
+    cells = [f"{one['ratio']:.3f} [{one['interval'][0]:.3f}, {one['interval'][1]:.3f}]" for one in ratios]
+    return [SHAPES[record["setup"]["target"]], str(batch), f"{found['chain']['ms']:.2f}", *cells]
+
+
 GPU_PARTS: Mapping[str, Callable[[Paths], str]] = {
     "engine": engine,
     "rounds": rounds,
     "mixes": mixes,
     "reading": reading,
     "real-text": real_text,
+    "trees": trees,
     "gpu-line": gpu_line,
 }

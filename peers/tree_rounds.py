@@ -134,7 +134,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     shapes = Shapes(rounds, lanes=max(args.batch), context=args.context, vocab_size=forward.vocab_size)
     warm(shapes, args.batch, device="cuda")
     found: Mapping[str, Any] = {f"batch {batch}": measure(shapes, batch, args.turns) for batch in args.batch}
-    print(json.dumps({"setup": vars(args), "machine": describe(torch.device("cuda")), **found}))
+    command = f"python -m peers.tree_rounds --target {args.target} --context {args.context} --turns {args.turns}"
+    print(json.dumps({"command": command, "setup": vars(args), "machine": describe(torch.device("cuda")), **found}))
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
