@@ -21,11 +21,12 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from paceline.kernels.cuda.attend import _attend
 from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES
-from paceline.kernels.cuda.linear import SILU, _linear
+from paceline.kernels.cuda.linear import SILU
 from paceline.kernels.cuda.many import BLOCKS, GROUP, Block, _many
 from paceline.kernels.cuda.norm import _embed
 from paceline.kernels.cuda.pair import _pair
 from paceline.kernels.cuda.prefill import BOX, _prefill
+from paceline.kernels.cuda.tile_product import tile_product
 from paceline.kernels.cuda.tiles import Tiles
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -53,11 +54,11 @@ def shared(format: int, rows: int, outputs: int, *, gated: bool, even: bool) -> 
     }
     kinds = {"x": "*bf16", "w": WEIGHTS[format], "out": "*bf16", "residual": "*bf16", "counters": "*i32"}
     kinds |= dict.fromkeys(("bias", "partial"), "*fp32")
-    signature = {name: "constexpr" if name in constants else "i32" for name in _linear.arg_names}
+    signature = {name: "constexpr" if name in constants else "i32" for name in tile_product.arg_names}
     signature |= kinds | {"scale": "*fp16" if format in (GROUPED, NIBBLES) else "*fp32"}
-    whole = [i for i, name in enumerate(_linear.arg_names) if name not in (*constants, "rows")]
+    whole = [i for i, name in enumerate(tile_product.arg_names) if name not in (*constants, "rows")]
     attributes = {(i,): [["tt.divisibility", 16]] for i in whole}
-    source = ASTSource(fn=_linear, signature=signature, constexprs=constants, attrs=attributes)
+    source = ASTSource(fn=tile_product, signature=signature, constexprs=constants, attrs=attributes)
     compiled = triton.compile(source, target=HOPPER, options={"num_warps": tiles.warps, "launch_pdl": True})
     return int(compiled.metadata.shared)
 
