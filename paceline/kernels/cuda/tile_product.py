@@ -1,4 +1,4 @@
-"""The kernel of a product by tiles, for weights of every format. `linear` says how sums are ordered, and launches it."""
+"""The kernel of a product by tiles, for weights of every format. `linear` orders its sums, and launches it."""
 
 from __future__ import annotations
 
