@@ -15,9 +15,9 @@ for it uses the target's own KV memory: verification overwrites every slot that 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -27,8 +27,8 @@ from paceline.errors import UnsupportedModel
 from paceline.kernels.base import PAGE_SIZE, Batch, Output
 from paceline.kernels.cuda.attend import Attention, Rotation, block_for
 from paceline.kernels.cuda.compiling import compiling, rehearsal, rehearsing
-from paceline.kernels.cuda.expand import expanded, has_room
-from paceline.kernels.cuda.formats import CudaMatrix, pack, requantise
+from paceline.kernels.cuda.expand import has_room
+from paceline.kernels.cuda.formats import CudaMatrix, requantise
 from paceline.kernels.cuda.kv import CudaKV
 from paceline.kernels.cuda.linear import GELU, SILU, Products
 from paceline.kernels.cuda.norm import add_norm, embed, finish_norm, norm
@@ -39,33 +39,8 @@ from paceline.kernels.noise import pick
 from paceline.kernels.quant import Weight
 from paceline.models.config import ModelConfig
 from paceline.models.rope import layer_rope, rope_tables
+from paceline.runner.forwards.cuda_layers import CudaLayer, Packer
 from paceline.runner.forwards.device_batch import DeviceBatch, Ends, padded_rows, padded_sizes
-
-
-@dataclass(frozen=True, slots=True)
-class CudaLayer:
-    """Packed weights and settings of one layer, on the device."""
-
-    attn_norm: Tensor
-    qkv: CudaMatrix
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    o: CudaMatrix
-    post_attn_norm: Tensor | None
-    mlp_norm: Tensor
-    gate_up: CudaMatrix
-    down: CudaMatrix
-    post_mlp_norm: Tensor | None
-    window: int  # positions; 0: none
-    cos: Tensor  # float32 [positions, head_dim / 2]
-    sin: Tensor  # float32 [positions, head_dim / 2]
-
-    @property
-    def kind(self) -> Hashable:
-        """Equal for layers that need the same kernels."""
-        matrices = (self.qkv, self.o, self.gate_up, self.down)
-        shapes = tuple((*matrix.q.shape, matrix.format, matrix.parts, matrix.bias is None) for matrix in matrices)
-        return shapes, self.window > 0, self.q_norm is None, self.post_attn_norm is None
 
 
 class CudaDecoder:
@@ -97,8 +72,8 @@ class CudaDecoder:
         self.dtype = dtype
         self.device = torch.device(device)
         self.pdl = torch.cuda.get_device_capability(device) >= (9, 0) if pdl is None else pdl
-        self._expand = has_room(weights, self.device) if expand is None else expand
-        self._assemble(weights, max_context)
+        room = has_room(weights, self.device) if expand is None else expand
+        self._assemble(Packer(weights, dtype=dtype, device=self.device, expand=room), max_context)
         self.products = Products(self.matrices(), device=device, pdl=self.pdl)
         self.attention = Attention(device=device)
         self.scale = config.attention_scale or config.head_dim**-0.5
@@ -341,55 +316,18 @@ class CudaDecoder:
             sizes.append(torch.zeros((size, columns), dtype=dtype or self.dtype, device=self.device))
         return sizes[-1][:rows]
 
-    def _assemble(self, weights: MutableMapping[str, Weight], max_context: int) -> None:
+    def _assemble(self, packer: Packer, max_context: int) -> None:
         config = self.config
         ropes: dict[object, tuple[Tensor, Tensor]] = {}
         for key in dict.fromkeys(layer_rope(config, index) for index in range(config.num_layers)):
             cos, sin = rope_tables(config, *key, max_context + 1)
             ropes[key] = cos.to(self.device), sin.to(self.device)
-        self.embedding = self._pack(weights, "embed")
+        self.embedding = packer.matrix("embed")
         self.layers = [
-            self._layer(weights, index, *ropes[layer_rope(config, index)]) for index in range(config.num_layers)
+            packer.layer(config, index, *ropes[layer_rope(config, index)]) for index in range(config.num_layers)
         ]
-        self.norm = self._vector(weights, "norm")
-        self.head = self.embedding if config.tied_head else self._pack(weights, "head")
-
-    def _layer(self, weights: MutableMapping[str, Weight], index: int, cos: Tensor, sin: Tensor) -> CudaLayer:
-        config, prefix = self.config, f"layers.{index}."
-
-        def vector(name: str, present: bool) -> Tensor | None:
-            return self._vector(weights, prefix + name) if present else None
-
-        return CudaLayer(
-            attn_norm=self._vector(weights, prefix + "attn_norm"),
-            qkv=self._pack(weights, prefix + "q", prefix + "k", prefix + "v"),
-            q_norm=vector("q_norm", config.qk_norm),
-            k_norm=vector("k_norm", config.qk_norm),
-            o=self._pack(weights, prefix + "o"),
-            post_attn_norm=vector("post_attn_norm", config.post_norms),
-            mlp_norm=self._vector(weights, prefix + "mlp_norm"),
-            gate_up=self._pack(weights, prefix + "gate", prefix + "up", gated=True),
-            down=self._pack(weights, prefix + "down"),
-            post_mlp_norm=vector("post_mlp_norm", config.post_norms),
-            window=config.windows[index] if config.windows else 0,
-            cos=cos,
-            sin=sin,
-        )
-
-    def _pack(self, weights: MutableMapping[str, Weight], *names: str, gated: bool = False) -> CudaMatrix:
-        biases = [self._vector(weights, f"{name}.bias") for name in names if f"{name}.bias" in weights]
-        assert len(biases) in (0, len(names)), f"some of {names} have a bias and some have none"
-        taken = [weights.pop(name) for name in names]
-        shapes = [weight.shape if isinstance(weight, Tensor) else weight.q.shape for weight in taken]
-        floats = any(isinstance(weight, Tensor) for weight in taken)
-        parts = parts_of(sum(shape[0] for shape in shapes), shapes[0][1], gated=gated, floats=floats)
-        matrix = pack(taken, parts=parts, gated=gated, biases=biases, dtype=self.dtype, device=self.device)
-        return expanded(matrix, dtype=self.dtype) if self._expand else matrix
-
-    def _vector(self, weights: MutableMapping[str, Weight], name: str) -> Tensor:
-        vector = weights.pop(name)
-        assert isinstance(vector, Tensor), f"{name} is quantised"
-        return vector.to(device=self.device, dtype=torch.float32)
+        self.norm = packer.vector("norm")
+        self.head = self.embedding if config.tied_head else packer.matrix("head")
 
 
 class CudaForward:

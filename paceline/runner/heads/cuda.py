@@ -8,18 +8,16 @@ layer. Only the last row of a seat goes through the output layer.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-
 import torch
 from torch import Tensor
 
 from paceline.kernels.cuda.compiling import compiling
 from paceline.kernels.cuda.formats import CudaMatrix
 from paceline.kernels.cuda.pair import norm_at, pair
-from paceline.kernels.quant import Weight
 from paceline.models.heads import EagleHead
 from paceline.models.rope import layer_rope, rope_tables
-from paceline.runner.forwards.cuda import CudaDecoder, CudaLayer, new_kv
+from paceline.runner.forwards.cuda import CudaDecoder, new_kv
+from paceline.runner.forwards.cuda_layers import CudaLayer, Packer
 from paceline.runner.forwards.device_batch import DeviceBatch, padded_sizes
 
 
@@ -118,29 +116,28 @@ class CudaHead(CudaDecoder):
             batch = DeviceBatch(zeros, zeros, zeros, starts, tables, seats=seats, max_rows=1, max_context=1)
             self.first(batch, torch.zeros((count, self.fc.inputs), dtype=self.dtype, device=self.device))
 
-    def _assemble(self, weights: MutableMapping[str, Weight], max_context: int) -> None:
+    def _assemble(self, packer: Packer, max_context: int) -> None:
         config = self.config
         cos, sin = rope_tables(config, *layer_rope(config, 0), max_context + 1)
-        own = "embed" in weights
-        self.embedding = self._pack(weights, "embed") if own else self._target.embedding
-        self._embed_norm = self._vector(weights, "embed_norm")
-        self.fc = self._pack(weights, "fc")
+        self.embedding = packer.matrix("embed") if "embed" in packer else self._target.embedding
+        self._embed_norm = packer.vector("embed_norm")
+        self.fc = packer.matrix("fc")
         self.layers = [
             CudaLayer(
-                attn_norm=self._vector(weights, "hidden_norm"),
-                qkv=self._pack(weights, "q", "k", "v"),
+                attn_norm=packer.vector("hidden_norm"),
+                qkv=packer.matrix("q", "k", "v"),
                 q_norm=None,
                 k_norm=None,
-                o=self._pack(weights, "o"),
+                o=packer.matrix("o"),
                 post_attn_norm=None,
-                mlp_norm=self._vector(weights, "mlp_norm"),
-                gate_up=self._pack(weights, "gate", "up", gated=True),
-                down=self._pack(weights, "down"),
+                mlp_norm=packer.vector("mlp_norm"),
+                gate_up=packer.matrix("gate", "up", gated=True),
+                down=packer.matrix("down"),
                 post_mlp_norm=None,
                 window=0,
                 cos=cos.to(self.device),
                 sin=sin.to(self.device),
             )
         ]
-        self.norm = self._vector(weights, "norm")
-        self.head = self._pack(weights, "head")
+        self.norm = packer.vector("norm")
+        self.head = packer.matrix("head")
