@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-from tests.kernels.cuda import conftest
+from tests.kernels.cuda.compiled_scripts import run_script
 
 
 @pytest.mark.parametrize("words", [("eager",), pytest.param((), marks=pytest.mark.slow)], ids=["eager", "recorded"])
 def test_the_start_knows_every_kernel_of_traffic(words: tuple[str, ...]) -> None:
     """Over random steps, with heads, trees, n-grams and a model as drafters; launched one by one, or from graphs."""
-    script = Path(conftest.__file__).with_name("varied_traffic.py")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    done = subprocess.run(
-        [sys.executable, script, *words], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = run_script("varied_traffic.py", *words)
     assert len(found) == 3
     for drafters, noted in found.items():
         assert not noted["late"], f"{drafters} compiled in a step"
