@@ -98,14 +98,14 @@ class Trials:
             trial.drafting = False
 
     def end(self, drafter: str, *, pays: bool) -> int:
-        """End a trial if there is one. Return the rounds of the rest after it at most, which grow with each trial that
-        ends in one; 0: there was none."""
+        """End a trial if there is one. Return the rounds of the rest after it at most, four times as many after each
+        trial that ends in one; 0: there was none."""
         if pays:
             del self._failed[drafter]
         if self._trials.pop(drafter, None) is None:
             return 0
         self._failed[drafter] += 1
-        return min(AFTER_TRIAL << (self._failed[drafter] - 1), MAX_REST)
+        return min(AFTER_TRIAL << 2 * (self._failed[drafter] - 1), MAX_PROBED_REST)
 
 
 class Chance(NamedTuple):
