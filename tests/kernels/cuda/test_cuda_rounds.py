@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from paceline.runner.rounds.cuda import CudaRounds, _parts
 from paceline.runner.rounds.cuda_chunks import ReadChunks
 from paceline.runner.rounds.cuda_ticket import Ticket
 from paceline.runner.rounds.protocol import Chunk, Landed, Offer, Rounds, Seat, Times
+from paceline.runner.rounds.upload import Upload
 from paceline.runner.rounds.wanted import OFFERED
 from tests.kernels.cuda.conftest import ON_GPU
 from tests.kernels.cuda.round_pairs import (
@@ -325,3 +327,11 @@ def test_prompts_are_compiled_for_all_contexts_and_drafters(
         for context in (70, 40):
             assert (1, 32, plain, context) in read
             assert (2, 16, plain, context) in read
+
+
+@pytest.mark.skipif(not ON_GPU, reason="only a GPU copies later than it is asked to")
+def test_uploads_arrive_as_they_were_though_the_device_is_late(device: torch.device) -> None:
+    upload = Upload(device)
+    torch.cuda._sleep(200_000_000)  # cycles, about 0.1 s
+    got = [upload(np.full(50_000, i)) for i in range(40)]
+    assert [(int(each.min()), int(each.max())) for each in got] == [(i, i) for i in range(40)]

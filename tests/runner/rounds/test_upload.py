@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline.runner.rounds.alignment import BYTES
-from paceline.runner.rounds.upload import MAX_PATCH, MaskTable, Patches, Upload
+from paceline.runner.rounds.upload import MAX_PATCH, MaskTable, Patches, Upload, pinned
 from paceline.sampling.words import mask_words, pack
 
 
@@ -48,3 +48,22 @@ def test_arrays_travel_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.dtype for each in got] == [torch.int64, torch.int32, torch.int32, torch.int32]
     assert all(np.array_equal(each.numpy(), array) for each, array in zip(got, given, strict=True))
     assert all(each.storage_offset() * each.itemsize % BYTES == 0 for each in got)
+
+
+def test_pinned_memory_is_filled_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch would wake its threads for so many elements, and a prompt would wait for all of them."""
+    asked, empty = [], torch.empty
+
+    def unpinned(shape: tuple[int, ...], *, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
+        asked.append(pin_memory)
+        return empty(shape, dtype=dtype)
+
+    monkeypatch.setattr(torch, "empty", unpinned)
+    for name in ("pin_memory", "copy_", "clone"):
+        monkeypatch.setattr(torch.Tensor, name, None)
+    for values in (np.arange(99_999, dtype=np.int32).reshape(3, -1), np.arange(40_000), np.zeros(0, dtype=np.uint8)):
+        memory = pinned(values)
+        assert np.array_equal(memory.numpy(), values)
+        assert memory.numpy().dtype == values.dtype
+        assert not np.shares_memory(memory.numpy(), values)
+    assert asked == [True] * 3
