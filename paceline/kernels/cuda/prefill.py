@@ -188,7 +188,7 @@ def _fetch(
 @gluon.jit
 def _attend(
     which: gl.constexpr, queries, out, plan, count, scale, window, q_mem, k_mem, v_mem,
-    k_ready, v_ready, k_free, v_free, turns,
+    k_ready, v_ready, free, turns,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
     WINDOW: gl.constexpr,
 ):  # fmt: skip  # a name a line would hide the shape
@@ -198,7 +198,7 @@ def _attend(
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     OUT: gl.constexpr = gl.SliceLayout(1, SUMS)
-    keys, values = (k_mem, k_ready, k_free), (v_mem, v_ready, v_free)
+    keys, values = (k_mem, k_ready), (v_mem, v_ready)
     done = 0  # tiles of all blocks so far, and turns at the tensor cores
     head, start, rows, _, low = block_of(plan, 0, count, KV_HEADS)
     _fetch(which, queries, q_mem, head, start, rows, HEADS, KV_HEADS, HEAD_DIM)
@@ -217,34 +217,23 @@ def _attend(
         if past > first:
             acc = whole
             await_tile(keys, done, STAGES)
-            raw = scored(score(q_mem, keys, done, TILE, STAGES), keys, done, STAGES)
-            last = first + (past - 1 - first) // 2 * 2  # the tile at which the last split begins
-            for tile in range(first, last, 2):
-                raw, peak, total, acc = add(
-                    which, True, True, raw, none, zero, acc, done, tile, block,
-                    q_mem, keys, values, turns, scale, window, HEAD_DIM, TILE, STAGES, WINDOW,
-                )  # fmt: skip
-                raw = scored(raw, keys, done + 1, STAGES)
-                raw, peak, total, acc = add(
-                    which, False, True, raw, peak, total, acc, done + 1, tile + 1, block,
-                    q_mem, keys, values, turns, scale, window, HEAD_DIM, TILE, STAGES, WINDOW,
-                )  # fmt: skip
-                whole_peak, whole_total, whole = merge(whole_peak, whole_total, whole, peak, total, acc, OUT)
-                raw = scored(raw, keys, done + 2, STAGES)
-                done += 2
+            raw = scored(score(q_mem, keys, done, TILE, STAGES))
             peak, total = none, zero
-            if last + 1 < past:
+            for tile in range(first, past - 1):
                 raw, peak, total, acc = add(
-                    which, True, True, raw, none, zero, acc, done, last, block,
-                    q_mem, keys, values, turns, scale, window, HEAD_DIM, TILE, STAGES, WINDOW,
+                    which, True, raw, peak, total, acc, done, tile, block,
+                    q_mem, keys, values, free, turns, scale, window, HEAD_DIM, TILE, STAGES, WINDOW,
                 )  # fmt: skip
-                raw = scored(raw, keys, done + 1, STAGES)
+                if tile % 2 == 1:  # a split ends
+                    whole_peak, whole_total, whole = merge(whole_peak, whole_total, whole, peak, total, acc, OUT)
+                    peak, total = none, zero
+                raw = scored(raw)
                 done += 1
             _fetch(which, queries, q_mem, head_, start_, rows_, HEADS, KV_HEADS, HEAD_DIM)
             raw, peak, total, acc = add(
-                which, False, False, raw, peak, total, acc, done, past - 1, block,
-                q_mem, keys, values, turns, scale, window, HEAD_DIM, TILE, STAGES, WINDOW,
-            )  # fmt: skip  # a fresh partial counts for nothing: its weight is 0
+                which, False, raw, peak, total, acc, done, past - 1, block,
+                q_mem, keys, values, free, turns, scale, window, HEAD_DIM, TILE, STAGES, WINDOW,
+            )  # fmt: skip
             done += 1
             whole_peak, whole_total, whole = merge(whole_peak, whole_total, whole, peak, total, acc, OUT)
         safe = gl.convert_layout(gl.where(whole_total == 0.0, 1.0, whole_total), OUT)
@@ -285,13 +274,11 @@ def _prefill(
     v_mem = v_halves._reinterpret(gl.bfloat16, [STAGES, TILE, HEAD_DIM], BOX)
     k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())  # of both keys and values
     for i in gl.static_range(STAGES):
         mbarrier.init(k_ready.index(i), count=1)
         mbarrier.init(v_ready.index(i), count=1)
-        mbarrier.init(k_free.index(i), count=2)
-        mbarrier.init(v_free.index(i), count=2)
+        mbarrier.init(free.index(i), count=2)
     turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     mbarrier.init(turns.index(0), count=1)
     mbarrier.init(turns.index(1), count=1)
@@ -300,18 +287,18 @@ def _prefill(
         [
             (_attend, (
                 gl.constexpr(0), queries, out, plan, count, scale, window, q_mem.index(0), k_mem, v_mem,
-                k_ready, v_ready, k_free, v_free, turns, HEADS, KV_HEADS, HEAD_DIM, TILE, STAGES, WINDOW,
+                k_ready, v_ready, free, turns, HEADS, KV_HEADS, HEAD_DIM, TILE, STAGES, WINDOW,
             )),
             (_attend, (
                 gl.constexpr(1), queries, out, plan, count, scale, window, q_mem.index(1), k_mem, v_mem,
-                k_ready, v_ready, k_free, v_free, turns, HEADS, KV_HEADS, HEAD_DIM, TILE, STAGES, WINDOW,
+                k_ready, v_ready, free, turns, HEADS, KV_HEADS, HEAD_DIM, TILE, STAGES, WINDOW,
             )),
             (_load, (
-                k_boxes, page_table, plan, count, pages, window, beyond, k_halves, k_ready, k_free,
+                k_boxes, page_table, plan, count, pages, window, beyond, k_halves, k_ready, free,
                 KV_HEADS, HEAD_DIM, TILE, STAGES, PAGE, WINDOW, WIDTH,
             )),
             (_load, (
-                v_boxes, page_table, plan, count, pages, window, beyond, v_halves, v_ready, v_free,
+                v_boxes, page_table, plan, count, pages, window, beyond, v_halves, v_ready, free,
                 KV_HEADS, HEAD_DIM, TILE, STAGES, PAGE, WINDOW, WIDTH,
             )),
         ],

@@ -1,7 +1,8 @@
 """One tile in attention of prompts: its scores, its weights, and its values added to a partial, by turns.
 
-A group of four warps holds 64 rows. Keys and values are rings of tiles in shared memory: (memory, ready, free), the
-latter two barriers of each stage. Tiles are counted over all blocks of a program, by `done`.
+A group of four warps holds 64 rows. Keys and values are rings of tiles in shared memory: (memory, barriers that say
+which stages are ready). A stage of both is `free` once its values are summed. Tiles are counted over all blocks of a
+program, by `done`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,23 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup
 
 
 @gluon.jit
+def _higher_half(x):
+    """Compare both halves of each row, number by number, and take the higher ones."""
+    first, second = x.reshape([x.shape[0], 2, x.shape[1] // 2]).permute((0, 2, 1)).split()
+    return gl.maximum(first, second)
+
+
+@gluon.jit
+def _highest(raw):
+    """Find the highest score of each row, by halves: in a chain, each comparison would wait for the one before."""
+    few = _higher_half(_higher_half(_higher_half(raw)))
+    return gl.convert_layout(gl.max(few, 1), gl.SliceLayout(1, raw.type.layout))
+
+
+@gluon.jit
 def _weigh(raw, peak, total, scale):
     """Turn scores into weights: `added` of attend.py up to its product."""
-    higher = gl.maximum(peak, gl.max(raw, 1) * scale)
+    higher = gl.maximum(peak, _highest(raw) * scale)
     safe = gl.where(higher == float("-inf"), 0.0, higher)
     old = gl.exp2(peak - safe)
     weights = gl.exp2(gl.fma(raw, scale, gl.expand_dims(-safe, 1)))
@@ -60,11 +75,9 @@ def score(q_mem, keys, done, TILE: gl.constexpr, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def scored(raw, keys, done, STAGES: gl.constexpr):
-    """Await the scores of a tile, and free its keys."""
-    raw = warpgroup_mma_wait(0, deps=[raw])
-    mbarrier.arrive(keys[2].index(done % STAGES), count=1)
-    return raw
+def scored(raw):
+    """Await the scores of a tile."""
+    return warpgroup_mma_wait(0, deps=[raw])
 
 
 @gluon.jit
@@ -75,30 +88,30 @@ def await_tile(memory, done, STAGES: gl.constexpr):
 
 @gluon.jit
 def add(
-    which: gl.constexpr, FRESH: gl.constexpr, MORE: gl.constexpr, raw, peak, total, acc, done, tile, block,
-    q_mem, keys, values, turns, scale, window,
+    which: gl.constexpr, MORE: gl.constexpr, raw, peak, total, acc, done, tile, block,
+    q_mem, keys, values, free, turns, scale, window,
     HEAD_DIM: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip  # a name a line would hide the shape
-    """Add a tile to a partial, which may be FRESH; if there are MORE tiles, start to score the next one.
+    """Add a tile to a partial; if there are MORE tiles, start to score the next one. What a partial without a peak has
+    summed counts for nothing: its weight is 0.
 
     Both products are one turn at the tensor cores. It ends with the first, so that they never wait for the other half.
     """
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     raw = _seen(raw, block, tile, window, TILE, WINDOW)
     weights, old, peak, total = _weigh(raw, peak, total, scale)
-    if not FRESH:
-        acc = acc * gl.expand_dims(gl.convert_layout(old, gl.SliceLayout(1, SUMS)), 1)
+    acc = acc * gl.expand_dims(gl.convert_layout(old, gl.SliceLayout(1, SUMS)), 1)
     weights = gl.convert_layout(weights.to(gl.bfloat16), gl.DotOperandLayout(0, SUMS, 2))
     await_tile(values, done, STAGES)
     if MORE:
         await_tile(keys, done + 1, STAGES)
     mbarrier.wait(turns.index(which), (done & 1) ^ (1 - which))
-    acc = warpgroup_mma(weights, values[0].index(done % STAGES), acc, use_acc=not FRESH, is_async=True)
+    acc = warpgroup_mma(weights, values[0].index(done % STAGES), acc, is_async=True)
     if MORE:
         raw = score(q_mem, keys, done + 1, TILE, STAGES)
         acc = warpgroup_mma_wait(1, deps=[acc])
     else:
         acc = warpgroup_mma_wait(0, deps=[acc])
-    mbarrier.arrive(values[2].index(done % STAGES), count=1)
+    mbarrier.arrive(free.index(done % STAGES), count=1)
     mbarrier.arrive(turns.index(1 - which), count=1)
     return raw, peak, total, acc
