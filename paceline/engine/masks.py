@@ -95,7 +95,7 @@ class Masks:
         offers = {}
         for work in works if self._running else ():
             sequence, grammar = work.sequence, work.sequence.sampler.grammar
-            if grammar is None or not work.samples or not work.max_draft:
+            if grammar is None or not grammar.may_force or not work.samples or not work.max_draft:
                 continue
             forced = grammar.forced(sequence.in_flight.most + work.max_draft)
             if len(forced) > sequence.in_flight.most:

@@ -157,18 +157,42 @@ class GrammarState:
         if self.slow:
             path = () if self.strained else path[: self._first_end(path)]
         with self._lock:
-            for count, token in enumerate(path):
-                to = path[: count + 1]
-                if to not in self._fitting:
-                    self._fitting[to] = self._is_allowed(path[:count], token)
-                if not self._fitting[to]:
+            count = 0
+            while count < len(path) and (fits := self._fitting.get(path[: count + 1])) is not None:
+                if not fits:
                     return count
-        return len(path)
+                count += 1
+            return self._fitting_from(path, count) if count < len(path) else count
+
+    def _fitting_from(self, path: Path, start: int) -> int:
+        """Count the first tokens of a path that masks would allow, as they do the first `start`."""
+        end = self._follow(path, start)
+        while end < len(path) and self._is_allowed(path[:end], path[end]):
+            end += 1
+        for count in range(start + 1, end + 1):
+            self._fitting[path[:count]] = True
+        if end < len(path):
+            self._fitting[path[: end + 1]] = False
+        return end
+
+    def _follow(self, path: Path, start: int) -> int:
+        """Lead the matcher along a path, from behind its first `start` tokens, as far as it alone says that masks would
+        allow the next one. Returns the number of tokens behind which it is, at least `start`."""
+        if self._masks or self._renewals or not self._walk(path[:start]):
+            return start
+        matcher, ends, end = self._matcher, self._grammars.eos_ids, start
+        for token in path[start:]:
+            forced = matcher.compute_ff_tokens()
+            if token in ends or (forced and forced[0] != token) or not matcher.try_consume_tokens([token]):
+                break
+            end += 1
+        self._path = path[:end]
+        return end
 
     def _is_allowed(self, before: Path, token: int) -> bool:
         """Return True if a token may follow a path that fits."""
         by_matcher = before not in self._masks and token not in self._grammars.eos_ids and not self._renewals
-        if by_matcher and (before == self._path or self._walk(before)):
+        if by_matcher and self._walk(before):
             forced = self._matcher.compute_ff_tokens()
             if not self._matcher.is_error():
                 return forced[0] == token if forced else self._walk((*before, token))
@@ -182,7 +206,8 @@ class GrammarState:
             if path != self._path and not self._walk(path) and not self._matcher.is_error():
                 self._lost = True
             self._committed += path
-            self._path, self._forced, self.may_force = (), (0, ()), True
+            self._path, self._forced = (), (0, ())
+            self.may_force = self._lost or bool(self._matcher.compute_ff_tokens())
             self._fitting.clear()
             if self._masks:
                 self._masks = {key[len(path) :]: mask for key, mask in self._masks.items() if key[: len(path)] == path}
