@@ -49,7 +49,6 @@ class GrammarState:
 
     def __init__(self, grammars: Grammars, grammar: Grammar) -> None:
         self.beside = False  # True: the mask behind the last token is computed later, by a worker if that takes long
-        self.may_force = True  # False: nothing is forced behind the committed tokens
         self._grammars = grammars
         self._grammar = grammar
         self._matcher, first = grammars.fresh(grammar)
@@ -57,11 +56,13 @@ class GrammarState:
         self._path: Path = ()  # the matcher's position behind the committed tokens
         self._masks: dict[Path, np.ndarray | None] = {(): first}  # masks computed since the last commit
         self._fitting: dict[Path, bool] = {}  # paths looked at since the last commit: whether the last token is allowed
-        self._forced: tuple[int, Path] = (0, ())  # a limit, and the forced tokens within it
+        self._forced: tuple[float, Path] = (0, ())  # a limit, and the forced tokens within it
         self._seconds = math.inf  # CPU time of the latest mask; others may run between its beginning and its end
         self._renewals = 0
         self._lost = False  # True for good: the matcher could not be led to the committed tokens again
         self._lock = threading.Lock()  # workers compute masks, and a drafter that timed out may still look
+        self.may_force = True  # False: nothing is forced behind the committed tokens
+        self._ask_forced()
 
     def allowed(self, path: Sequence[int]) -> Tensor | None:
         """Tokens that may follow `path`: bool [vocab]. None: there are none, or `path` itself does not fit."""
@@ -105,7 +106,6 @@ class GrammarState:
             if self._matcher.is_error():
                 return Outlook.UNKNOWN
             mask = sheet.words[first]
-            self.may_force = not self._grammars.leaves_choice(mask)
             return Outlook.END if self._grammars.only_ends(mask) else Outlook.TOKENS
 
     @property
@@ -206,8 +206,8 @@ class GrammarState:
             if path != self._path and not self._walk(path) and not self._matcher.is_error():
                 self._lost = True
             self._committed += path
-            self._path, self._forced = (), (0, ())
-            self.may_force = self._lost or bool(self._matcher.compute_ff_tokens())
+            self._path = ()
+            self._ask_forced()
             self._fitting.clear()
             if self._masks:
                 self._masks = {key[len(path) :]: mask for key, mask in self._masks.items() if key[: len(path)] == path}
@@ -215,8 +215,6 @@ class GrammarState:
     def forced(self, limit: int) -> Path:
         """List the tokens that must come next, at most `limit`: a draft that costs nothing. The spelling of the last
         one may depend on the text after it, so the target can still choose another."""
-        if not self.may_force:
-            return ()
         if limit > self._forced[0]:
             with self._lock:
                 self._forced = limit, self._find_forced(limit)
@@ -226,6 +224,11 @@ class GrammarState:
         """List the tokens that must follow a path which fits, at most `limit`."""
         with self._lock:
             return self._find_forced(limit, behind=path)[:limit]
+
+    def _ask_forced(self) -> None:
+        """Ask once whether anything is forced behind the committed tokens."""
+        first = () if self._lost else tuple(self._matcher.compute_ff_tokens())
+        self.may_force, self._forced = bool(first), (len(first) or math.inf, first)
 
     def _find_forced(self, limit: int, behind: Path = ()) -> Path:
         path, end = behind, len(behind) + limit

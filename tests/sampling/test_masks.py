@@ -204,21 +204,19 @@ def test_stops_are_left_out_of_a_sheet_before_min_tokens() -> None:
         assert tokens_in(sheet.words[1]) == ({a} if min_tokens == 9 else {a, EOS})
 
 
-def test_what_leaves_a_choice_is_not_asked_for_forced_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until the next token: then something may be forced again."""
+def test_forced_tokens_are_asked_for_once_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later question is answered from memory, if nothing is forced or enough was told."""
     free, bound = beside("[a-z]+!"), beside("[a-z]hello")
+    monkeypatch.setattr(GrammarState, "_find_forced", lambda self, limit: pytest.fail("asked"))
     for state in (free, bound):
-        state._masks.clear()
-        filled(state, [()])
         assert not state.may_force
         assert state.forced(4) == ()
-    monkeypatch.setattr(GrammarState, "_find_forced", lambda self, limit: pytest.fail("asked"))
-    assert free.forced(8) == ()
-    monkeypatch.undo()
-    for state in (free, bound):
         state.advance(ids("a"))
-        filled(state, [()])
-    assert free.forced(4) == ()
+    assert not free.may_force
+    assert free.forced(8) == ()
+    assert bound.may_force
+    assert bound.forced(1) == tuple(ids("hello"))[:1]
+    monkeypatch.undo()
     assert bound.forced(4) == tuple(ids("hello"))[:4]
 
 
