@@ -95,12 +95,12 @@ class Masks:
         offers = {}
         for work in works if self._running else ():
             sequence, grammar = work.sequence, work.sequence.sampler.grammar
-            if grammar is None or not grammar.may_force or not work.samples or not work.max_draft:
+            if grammar is None or not grammar.forced or not work.samples or not work.max_draft:
                 continue
-            forced = grammar.forced(sequence.in_flight.most + work.max_draft)
-            if len(forced) > sequence.in_flight.most:
+            most = sequence.in_flight.most
+            if len(grammar.forced) > most:
                 work.forced = True
-                offers[sequence.key] = Offer(len(sequence.tokens), forced)
+                offers[sequence.key] = Offer(len(sequence.tokens), grammar.forced[: most + work.max_draft])
         return offers
 
     def choose(self, seats: Iterable[Work]) -> bool:

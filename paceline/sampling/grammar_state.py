@@ -56,13 +56,13 @@ class GrammarState:
         self._path: Path = ()  # the matcher's position behind the committed tokens
         self._masks: dict[Path, np.ndarray | None] = {(): first}  # masks computed since the last commit
         self._fitting: dict[Path, bool] = {}  # paths looked at since the last commit: whether the last token is allowed
-        self._forced: tuple[float, Path] = (0, ())  # a limit, and the forced tokens within it
         self._seconds = math.inf  # CPU time of the latest mask; others may run between its beginning and its end
         self._renewals = 0
         self._lost = False  # True for good: the matcher could not be led to the committed tokens again
         self._lock = threading.Lock()  # workers compute masks, and a drafter that timed out may still look
-        self.may_force = True  # False: nothing is forced behind the committed tokens
-        self._ask_forced()
+        # Tokens that must come next: a draft that costs nothing. The spelling of the last one may depend on the text
+        # after it, so the target can still choose another.
+        self.forced: Path = self._forced_here()
 
     def allowed(self, path: Sequence[int]) -> Tensor | None:
         """Tokens that may follow `path`: bool [vocab]. None: there are none, or `path` itself does not fit."""
@@ -206,38 +206,19 @@ class GrammarState:
             if path != self._path and not self._walk(path) and not self._matcher.is_error():
                 self._lost = True
             self._committed += path
-            self._path = ()
-            self._ask_forced()
+            self._path, self.forced = (), self._forced_here()
             self._fitting.clear()
             if self._masks:
                 self._masks = {key[len(path) :]: mask for key, mask in self._masks.items() if key[: len(path)] == path}
 
-    def forced(self, limit: int) -> Path:
-        """List the tokens that must come next, at most `limit`: a draft that costs nothing. The spelling of the last
-        one may depend on the text after it, so the target can still choose another."""
-        if limit > self._forced[0]:
-            with self._lock:
-                self._forced = limit, self._find_forced(limit)
-        return self._forced[1][:limit]
-
     def forced_behind(self, path: Path, limit: int) -> Path:
         """List the tokens that must follow a path which fits, at most `limit`."""
         with self._lock:
-            return self._find_forced(limit, behind=path)[:limit]
+            return self._forced_here()[:limit] if self._walk(path) else ()
 
-    def _ask_forced(self) -> None:
-        """Ask once whether anything is forced behind the committed tokens."""
-        first = () if self._lost else tuple(self._matcher.compute_ff_tokens())
-        self.may_force, self._forced = bool(first), (len(first) or math.inf, first)
-
-    def _find_forced(self, limit: int, behind: Path = ()) -> Path:
-        path, end = behind, len(behind) + limit
-        while len(path) < end and not self._lost and (path == self._path or self._walk(path)):
-            more = self._matcher.compute_ff_tokens()
-            if not more:
-                break
-            path += tuple(more)
-        return path[len(behind) :]
+    def _forced_here(self) -> Path:
+        """List the tokens that are forced where the matcher is."""
+        return () if self._lost else tuple(self._matcher.compute_ff_tokens())
 
     def _allowed_last(self, path: Path) -> bool:
         """Return True if the last token of `path` fits, whether or not anything may follow it."""

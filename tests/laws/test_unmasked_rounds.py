@@ -75,7 +75,7 @@ def expected() -> dict[Key, Told]:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw without masks from the first round on, and never with masks for long. No mask is left to a worker."""
-    for name, rounds in (("FIRST_ROUNDS", 0), ("MAX_ROUNDS", 2), ("CLEAN_ROUNDS", 1)):
+    for name, rounds in (("FIRST_ROUNDS", 0), ("MAX_ROUNDS", 2)):
         monkeypatch.setattr(caution, name, rounds)
     monkeypatch.setattr("paceline.sampling.grammar_state.MAX_INLINE_SECONDS", math.inf)
 

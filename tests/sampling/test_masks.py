@@ -204,20 +204,13 @@ def test_stops_are_left_out_of_a_sheet_before_min_tokens() -> None:
         assert tokens_in(sheet.words[1]) == ({a} if min_tokens == 9 else {a, EOS})
 
 
-def test_forced_tokens_are_asked_for_once_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A later question is answered from memory, if nothing is forced or enough was told."""
+def test_forced_tokens_are_known_from_the_commit_on() -> None:
     free, bound = beside("[a-z]+!"), beside("[a-z]hello")
-    monkeypatch.setattr(GrammarState, "_find_forced", lambda self, limit: pytest.fail("asked"))
+    assert free.forced == bound.forced == ()
     for state in (free, bound):
-        assert not state.may_force
-        assert state.forced(4) == ()
         state.advance(ids("a"))
-    assert not free.may_force
-    assert free.forced(8) == ()
-    assert bound.may_force
-    assert bound.forced(1) == tuple(ids("hello"))[:1]
-    monkeypatch.undo()
-    assert bound.forced(4) == tuple(ids("hello"))[:4]
+    assert free.forced == ()
+    assert bound.forced == tuple(ids("hello"))
 
 
 def without_end() -> Grammars:
