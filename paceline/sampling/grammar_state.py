@@ -178,7 +178,7 @@ class GrammarState:
     def _follow(self, path: Path, start: int) -> int:
         """Lead the matcher along a path, from behind its first `start` tokens, as far as it alone says that masks would
         allow the next one. Returns the number of tokens behind which it is, at least `start`."""
-        if self._masks or self._renewals or not self._walk(path[:start]):
+        if self._masks or self._renewals or not (path[:start] == self._path or self._walk(path[:start])):
             return start
         matcher, ends, end = self._matcher, self._grammars.eos_ids, start
         for token in path[start:]:
@@ -230,21 +230,20 @@ class GrammarState:
         with an end. The mask behind the last token is not needed. A matcher at a limit says nothing: the next look at
         it finds out."""
         with self._lock:
-            if (count := self._first_end(path)) is not None:
-                mask = self._look(path[:count])
+            if not self._grammars.eos_ids.isdisjoint(path):
+                mask = self._look(path[: (count := self._first_end(path))])
                 if mask is not None and not self.goes_on(mask):
                     return count, Finish.STOP
-            fits, stopped = self._walk(path), self._matcher.is_stopped()
+            fits, stopped = path == self._path or self._walk(path), self._matcher.is_stopped()
             if stopped and self._matcher.is_error():
                 return len(path), None
             if not fits:
                 return len(self._path), Finish.ERROR
             return len(path), Finish.STOP if stopped else None
 
-    def _first_end(self, path: Path) -> int | None:
-        """Return the place of the first end-of-sequence token; None: there is none."""
-        ends = self._grammars.eos_ids
-        return None if ends.isdisjoint(path) else next(i for i, token in enumerate(path) if token in ends)
+    def _first_end(self, path: Path) -> int:
+        """Return the place of the first end-of-sequence token, or of the end of the path if there is none."""
+        return next((i for i, token in enumerate(path) if token in self._grammars.eos_ids), len(path))
 
     def _look(self, path: Path) -> np.ndarray | None:
         """Return a mask. An error may come from earlier queries, so only one after a fresh start counts."""
