@@ -213,6 +213,17 @@ def test_forced_tokens_are_known_from_the_commit_on() -> None:
     assert bound.forced == tuple(ids("hello"))
 
 
+def test_forced_tokens_are_those_behind_the_latest_commit() -> None:
+    """Also where the tokens before were checked, and these were not."""
+    [a], state = ids("a"), beside("[ab]{3}c")
+    state.advance([a])
+    assert state.fitting([a]) == 1
+    state.advance([a])
+    assert state.forced == ()
+    state.advance([a])
+    assert state.forced == tuple(ids("c"))
+
+
 def without_end() -> Grammars:
     compiled = grammars()
     return Grammars(compiled._tokens, special=[], eos_ids=(), vocab_size=SIZE, encode=ids)
