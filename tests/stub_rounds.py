@@ -66,7 +66,15 @@ class StubRounds:
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         pass
 
-    def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
+    def launch(
+        self,
+        chunks: Sequence[Chunk],
+        seats: Sequence[Seat],
+        *,
+        drafter: str | None,
+        context: int,
+        masked: Sequence[int] = (),
+    ) -> Ticket:
         self.clock.now += self.host(seats)
         landed = [self._land(seat) for seat in seats]
         drafted, longest = sum(len(each.drafted) for each in landed), max([seat.max_draft for seat in seats], default=0)

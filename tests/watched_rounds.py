@@ -38,6 +38,7 @@ class WatchedRounds(PortableRounds):
         self.most_in_flight = 0
         self.cuts = 0
         self.seats: list[Sequence[Seat]] = []
+        self.masked: list[Sequence[int]] = []  # seats that draw with masks, by index
         self.chunks: list[Sequence[Chunk]] = []
         self._orders: deque[Callable[[], Any]] = deque()  # what was asked for and has not been done
         self._pages: dict[int, dict[int, int]] = {}  # by lane: its pages, and the epochs in which they were set
@@ -62,22 +63,33 @@ class WatchedRounds(PortableRounds):
         self._pages[lane] |= {page: self.cache.pool.epochs[page] for page in pages}
         self._orders.append(functools.partial(super().set_pages, lane, first, pages))
 
-    def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
+    def launch(
+        self,
+        chunks: Sequence[Chunk],
+        seats: Sequence[Seat],
+        *,
+        drafter: str | None,
+        context: int,
+        masked: Sequence[int] = (),
+    ) -> Ticket:
         lanes = {part.lane for part in (*chunks, *seats)}
         self._in_flight.append((lanes, {page: epoch for lane in lanes for page, epoch in self._pages[lane].items()}))
         self.launches += 1
         self.most_in_flight = max(self.most_in_flight, len(self._in_flight))
         self.seats.append(seats)
+        self.masked.append(masked)
         self.chunks.append(chunks)
         ticket = Late()
-        self._order(ticket, lambda: setattr(ticket, "step", self._launch(chunks, seats, drafter, context)))
+        self._order(ticket, lambda: setattr(ticket, "step", self._launch(chunks, seats, drafter, context, masked)))
         return ticket
 
-    def _launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], drafter: str | None, context: int) -> Ticket:
+    def _launch(
+        self, chunks: Sequence[Chunk], seats: Sequence[Seat], drafter: str | None, context: int, masked: Sequence[int]
+    ) -> Ticket:
         self._changes.apply(self._upload)
         for seat in seats:
             assert self._state.lengths[seat.lane] + seat.max_draft + 1 <= context
-        return super().launch(chunks, seats, drafter=drafter, context=context)
+        return super().launch(chunks, seats, drafter=drafter, context=context, masked=masked)
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         assert self.cache is not None

@@ -22,11 +22,9 @@ from paceline.accept.registry import in_use
 from paceline.types import Rule
 
 # In sixteen JSON answers of SmolLM2 (greedy, 320 tokens), masks change 19 % of the first 60 tokens and 1.3 % of those
-# behind them. Values of twice or half the size were not told apart by speed (docs/experiments.md, "Rounds without
-# masks").
-FIRST_ROUNDS = 16  # rounds with masks at the beginning of an answer
+# behind them. For how these were chosen see docs/experiments.md, "Rounds without masks".
+FIRST_ROUNDS = 12  # rounds with masks at the beginning of an answer
 MAX_ROUNDS = 16  # rounds with masks after a cut, at most
-CLEAN_ROUNDS = 4  # rounds without a cut after which the next cut counts as the first
 
 
 @dataclass(slots=True)
@@ -35,7 +33,6 @@ class Caution:
 
     rounds: float  # next rounds that draw with masks; infinite: all
     after_cut: int = 1  # rounds with masks after the next cut
-    clean: int = 0  # rounds without masks since the last cut
 
     def launch(self) -> bool:
         """Count a round that is launched. Returns whether it draws with masks."""
@@ -49,14 +46,12 @@ class Caution:
         self.rounds += 1
 
     def passed(self) -> None:
-        """Count a round without masks whose tokens are all allowed."""
-        self.clean += 1
-        if self.clean >= CLEAN_ROUNDS:
-            self.after_cut = 1
+        """Count a round without masks whose tokens are all allowed: the next cut counts as the first."""
+        self.after_cut = 1
 
     def cut(self) -> None:
-        """Count a round that was cut. Each soon after another doubles the rounds with masks."""
-        self.rounds, self.after_cut, self.clean = self.after_cut, min(2 * self.after_cut, MAX_ROUNDS), 0
+        """Count a round that was cut. Each that follows another one doubles the rounds with masks."""
+        self.rounds, self.after_cut = self.after_cut, min(2 * self.after_cut, MAX_ROUNDS)
 
 
 def caution_for(*, filters: bool, rule: Rule) -> Caution:

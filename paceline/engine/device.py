@@ -160,7 +160,7 @@ class DeviceStepper:
         )
 
     def observe(self, landing: Landing) -> None:
-        self._masks.ask(work.sequence for work in landing.works)
+        self._masks.ask(landing.works)
         self._draw()
         self._drafters.observe(landing.works)
         self._drafters.hand_over(landing.works, crowded=landing.crowded)
@@ -219,10 +219,11 @@ class DeviceStepper:
             self._seats(seats, offers, drafter),
             drafter=drafter,
             context=max([len(work.sequence.tokens) + work.sequence.in_flight.most for work in works]),
+            masked=masked,
         )
         planned = None if self._observed_at is None else self._clock() - self._observed_at
         launched = Launched(
-            ticket, drafter, reading, seats, extra=len(extra), crowded=crowded, masked=masked, planned=planned
+            ticket, drafter, reading, seats, extra=len(extra), crowded=crowded, masked=bool(masked), planned=planned
         )
         self._launched.append(launched)
         if masked:
@@ -249,10 +250,8 @@ class DeviceStepper:
         for work in works:
             key = work.sequence.key
             offer, tapped, seat = offers.get(key), reads(work.sequence), kept.get(key)
-            masked = work.sequence.caution is not None and not work.unmasked
-            wanted = work.max_draft, offer, tapped, masked
-            if seat is None or (seat.max_draft, seat.offer, seat.tapped, seat.masked) != wanted:
-                kept[key] = seat = _seat(work, offer, price, tree=tree, tapped=tapped, masked=masked)
+            if seat is None or (seat.max_draft, seat.offer, seat.tapped) != (work.max_draft, offer, tapped):
+                kept[key] = seat = _seat(work, offer, price, tree=tree, tapped=tapped)
             seats.append(seat)
         return seats
 
@@ -377,7 +376,7 @@ class DeviceStepper:
             self._governor.cost.observe_draft(drafter, tokens=drafted, depth=drafted, seconds=times.draft)
 
 
-def _seat(work: Work, offer: Offer | None, price: float, *, tree: bool, tapped: bool, masked: bool) -> Seat:
+def _seat(work: Work, offer: Offer | None, price: float, *, tree: bool, tapped: bool) -> Seat:
     speculation, sampler = work.sequence.request.speculation, work.sequence.sampler
     rule = in_use(speculation.rule)
     # A greedy drafter has no distributions, and one that knows no grammar has others than the masked ones. The coupled
@@ -386,4 +385,4 @@ def _seat(work: Work, offer: Offer | None, price: float, *, tree: bool, tapped: 
     if (rule.wants_probs and (tree or one_way)) or (rule.lossless and one_way):
         rule = Rule.COUPLED
     threshold = speculation.threshold or rule.threshold or 0.0
-    return Seat(work.sequence.lane, work.max_draft, offer, price, rule, threshold, speculation.p_min, tapped, masked)
+    return Seat(work.sequence.lane, work.max_draft, offer, price, rule, threshold, speculation.p_min, tapped)

@@ -144,8 +144,7 @@ class Governor:
         # count twice: the draft must still be needed if they add the fewest tokens, and must fit into the lane (context
         # and one draft) if they add the most.
         useful = min(sequence.max_length - state.least - 1, self._lane_length - state.most) - length
-        may_force = grammar is not None and grammar.may_force
-        if may_force and useful > 0 and (forced := self._forced(sequence, running, useful)):
+        if grammar is not None and grammar.forced and (forced := self._forced(sequence, running, useful)) > 0:
             return forced
         if terms is None or useful <= 0:
             return 0
@@ -175,12 +174,12 @@ class Governor:
 
     def _forced(self, sequence: Sequence, running: int, useful: int) -> int:
         """Count the next tokens, behind all that may be in flight, that the grammar forces: they need no drafter, and
-        always pay."""
+        always pay. At most 0: none."""
         grammar, speculation = sequence.sampler.grammar, sequence.request.speculation
         if grammar is None or grammar.slow or not speculation.enabled or running > self._config.max_draft_batch:
             return 0
         limit, ahead = min(useful, self._config.max_draft, speculation.max_draft or useful), sequence.in_flight.most
-        return max(0, len(grammar.forced(ahead + limit)) - ahead)
+        return min(len(grammar.forced) - ahead, limit)
 
     def _grammars_reason(self, sequence: Sequence) -> Off | None:
         """Return why nothing is drafted; None: the grammar is quick enough."""

@@ -108,7 +108,7 @@ class HostStepper:
             if not work.max_draft:
                 continue
             grammar = work.sequence.sampler.grammar
-            if grammar is not None and (forced := grammar.forced(work.max_draft)):
+            if grammar is not None and (forced := grammar.forced[: work.max_draft]):
                 work.forced = True
                 self._attach(work, Draft(tokens=forced))
             elif self._drafters.may_ask(work):

@@ -57,11 +57,11 @@ class Masks:
         self._running.discard(sequence.key)
         self._pending.pop(sequence.key, None)
 
-    def ask(self, sequences: Iterable[Sequence]) -> None:
+    def ask(self, landed: Iterable[Work]) -> None:
         """Leave the next masks of sequences whose grammars are slow to workers."""
-        for sequence in sequences if self._running else ():
-            grammar = sequence.sampler.grammar
-            if grammar is not None and grammar.slow and sequence.draws_masked and sequence.finish is None:
+        for work in landed if self._running else ():
+            sequence, caution = work.sequence, work.sequence.caution
+            if caution is not None and caution.rounds and sequence.finish is None and _grammar(sequence).slow:
                 self._ask(sequence)
 
     def ready(self, sequence: Sequence) -> bool:
@@ -95,26 +95,29 @@ class Masks:
         offers = {}
         for work in works if self._running else ():
             sequence, grammar = work.sequence, work.sequence.sampler.grammar
-            if grammar is None or not work.samples or not work.max_draft:
+            if grammar is None or not grammar.forced or not work.samples or not work.max_draft:
                 continue
-            forced = grammar.forced(sequence.in_flight.most + work.max_draft)
-            if len(forced) > sequence.in_flight.most:
+            most = sequence.in_flight.most
+            if len(grammar.forced) > most:
                 work.forced = True
-                offers[sequence.key] = Offer(len(sequence.tokens), forced)
+                offers[sequence.key] = Offer(len(sequence.tokens), grammar.forced[: most + work.max_draft])
         return offers
 
-    def choose(self, seats: Iterable[Work]) -> bool:
-        """Decide, for the seats of a step that is launched, which draw with masks. Returns whether some do."""
-        some = False
-        for work in seats if self._running else ():
+    def choose(self, seats: Iterable[Work]) -> list[int]:
+        """Decide, for the seats of a step that is launched, which draw with masks. Returns their indices."""
+        masked = []
+        for index, work in enumerate(seats if self._running else ()):
             if (caution := work.sequence.caution) is not None:
-                work.unmasked = not caution.launch()
-                some = some or not work.unmasked
-        return some
+                if caution.launch():
+                    masked.append(index)
+                else:
+                    work.unmasked = True
+        return masked
 
     def check(self, work: Work, tokens: Seq[int]) -> int:
         """Count the first of the tokens of a work, drawn without masks, that the grammar allows."""
-        grammar, caution = _grammar(work.sequence), work.sequence.caution
+        grammar, caution = work.sequence.sampler.grammar, work.sequence.caution
+        assert grammar is not None, "a sequence without a grammar is checked"
         assert caution is not None, "a sequence with a grammar runs without caution"
         count = grammar.fitting(tokens)
         (caution.passed if count == len(tokens) else caution.cut)()

@@ -68,7 +68,6 @@ class Grammars:
         self._not_ends = pack(range(vocab_size), vocab_size) & ~pack(ends, vocab_size)
         self._ends_are_tokens = bool(ends)
         self._an_end = min(self.eos_ids)
-        self._a_word = vocab_size // 3 // 32  # among the words of text, behind control tokens and single bytes
         self._end_words = len({token >> 5 for token in self.eos_ids})
         self._spelt: dict[bytes, list[int]] = {}
 
@@ -120,12 +119,6 @@ class Grammars:
         """True if nothing but an end may follow. At once where the text is not complete: llguidance allows no end."""
         end = self._an_end
         return mask.item(end >> 5) >> (end & 31) & 1 != 0 and not self.goes_on(mask)
-
-    def leaves_choice(self, mask: np.ndarray) -> bool:
-        """True if several tokens are allowed, at once where these are many: two of one word suffice. False says
-        nothing."""
-        word: int = mask.item(self._a_word)
-        return word & (word - 1) != 0
 
     def goes_on(self, mask: np.ndarray) -> bool:
         """True if something other than the end may follow."""

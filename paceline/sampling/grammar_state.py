@@ -49,7 +49,6 @@ class GrammarState:
 
     def __init__(self, grammars: Grammars, grammar: Grammar) -> None:
         self.beside = False  # True: the mask behind the last token is computed later, by a worker if that takes long
-        self.may_force = True  # False: nothing is forced behind the committed tokens
         self._grammars = grammars
         self._grammar = grammar
         self._matcher, first = grammars.fresh(grammar)
@@ -57,11 +56,14 @@ class GrammarState:
         self._path: Path = ()  # the matcher's position behind the committed tokens
         self._masks: dict[Path, np.ndarray | None] = {(): first}  # masks computed since the last commit
         self._fitting: dict[Path, bool] = {}  # paths looked at since the last commit: whether the last token is allowed
-        self._forced: tuple[int, Path] = (0, ())  # a limit, and the forced tokens within it
         self._seconds = math.inf  # CPU time of the latest mask; others may run between its beginning and its end
         self._renewals = 0
         self._lost = False  # True for good: the matcher could not be led to the committed tokens again
         self._lock = threading.Lock()  # workers compute masks, and a drafter that timed out may still look
+        self._told: tuple[Path, Sequence[int]] | None = None  # a path that was followed, and what is forced behind it
+        # Tokens that must come next: a draft that costs nothing. The spelling of the last one may depend on the text
+        # after it, so the target can still choose another.
+        self.forced: Path = self._forced_here()
 
     def allowed(self, path: Sequence[int]) -> Tensor | None:
         """Tokens that may follow `path`: bool [vocab]. None: there are none, or `path` itself does not fit."""
@@ -105,7 +107,6 @@ class GrammarState:
             if self._matcher.is_error():
                 return Outlook.UNKNOWN
             mask = sheet.words[first]
-            self.may_force = not self._grammars.leaves_choice(mask)
             return Outlook.END if self._grammars.only_ends(mask) else Outlook.TOKENS
 
     @property
@@ -157,18 +158,44 @@ class GrammarState:
         if self.slow:
             path = () if self.strained else path[: self._first_end(path)]
         with self._lock:
-            for count, token in enumerate(path):
-                to = path[: count + 1]
-                if to not in self._fitting:
-                    self._fitting[to] = self._is_allowed(path[:count], token)
-                if not self._fitting[to]:
+            count = 0
+            while count < len(path) and (fits := self._fitting.get(path[: count + 1])) is not None:
+                if not fits:
                     return count
-        return len(path)
+                count += 1
+            return self._fitting_from(path, count) if count < len(path) else count
+
+    def _fitting_from(self, path: Path, start: int) -> int:
+        """Count the first tokens of a path that masks would allow, as they do the first `start`."""
+        end = self._follow(path, start)
+        while end < len(path) and self._is_allowed(path[:end], path[end]):
+            end += 1
+        for count in range(start + 1, end + 1):
+            self._fitting[path[:count]] = True
+        if end < len(path):
+            self._fitting[path[: end + 1]] = False
+        return end
+
+    def _follow(self, path: Path, start: int) -> int:
+        """Lead the matcher along a path, from behind its first `start` tokens, as far as it alone says that masks would
+        allow the next one. Returns the number of tokens behind which it is, at least `start`."""
+        if self._masks or self._renewals or not (path[:start] == self._path or self._walk(path[:start])):
+            return start
+        matcher, ends, end = self._matcher, self._grammars.eos_ids, start
+        forced = self._forced_here() if start else self.forced
+        for token in path[start:]:
+            if token in ends or (forced and forced[0] != token) or not matcher.try_consume_tokens([token]):
+                break
+            end += 1
+            forced = matcher.compute_ff_tokens()
+        self._path = path[:end]
+        self._told = self._path, forced
+        return end
 
     def _is_allowed(self, before: Path, token: int) -> bool:
         """Return True if a token may follow a path that fits."""
         by_matcher = before not in self._masks and token not in self._grammars.eos_ids and not self._renewals
-        if by_matcher and (before == self._path or self._walk(before)):
+        if by_matcher and self._walk(before):
             forced = self._matcher.compute_ff_tokens()
             if not self._matcher.is_error():
                 return forced[0] == token if forced else self._walk((*before, token))
@@ -182,34 +209,21 @@ class GrammarState:
             if path != self._path and not self._walk(path) and not self._matcher.is_error():
                 self._lost = True
             self._committed += path
-            self._path, self._forced, self.may_force = (), (0, ()), True
+            told, self._told = self._told, None
+            self._path = ()
+            self.forced = tuple(told[1]) if told is not None and told[0] == path else self._forced_here()
             self._fitting.clear()
             if self._masks:
                 self._masks = {key[len(path) :]: mask for key, mask in self._masks.items() if key[: len(path)] == path}
 
-    def forced(self, limit: int) -> Path:
-        """List the tokens that must come next, at most `limit`: a draft that costs nothing. The spelling of the last
-        one may depend on the text after it, so the target can still choose another."""
-        if not self.may_force:
-            return ()
-        if limit > self._forced[0]:
-            with self._lock:
-                self._forced = limit, self._find_forced(limit)
-        return self._forced[1][:limit]
-
     def forced_behind(self, path: Path, limit: int) -> Path:
         """List the tokens that must follow a path which fits, at most `limit`."""
         with self._lock:
-            return self._find_forced(limit, behind=path)[:limit]
+            return self._forced_here()[:limit] if self._walk(path) else ()
 
-    def _find_forced(self, limit: int, behind: Path = ()) -> Path:
-        path, end = behind, len(behind) + limit
-        while len(path) < end and not self._lost and (path == self._path or self._walk(path)):
-            more = self._matcher.compute_ff_tokens()
-            if not more:
-                break
-            path += tuple(more)
-        return path[len(behind) :]
+    def _forced_here(self) -> Path:
+        """List the tokens that are forced where the matcher is."""
+        return () if self._lost else tuple(self._matcher.compute_ff_tokens())
 
     def _allowed_last(self, path: Path) -> bool:
         """Return True if the last token of `path` fits, whether or not anything may follow it."""
@@ -221,21 +235,20 @@ class GrammarState:
         with an end. The mask behind the last token is not needed. A matcher at a limit says nothing: the next look at
         it finds out."""
         with self._lock:
-            if (count := self._first_end(path)) is not None:
-                mask = self._look(path[:count])
+            if not self._grammars.eos_ids.isdisjoint(path):
+                mask = self._look(path[: (count := self._first_end(path))])
                 if mask is not None and not self.goes_on(mask):
                     return count, Finish.STOP
-            fits, stopped = self._walk(path), self._matcher.is_stopped()
+            fits, stopped = path == self._path or self._walk(path), self._matcher.is_stopped()
             if stopped and self._matcher.is_error():
                 return len(path), None
             if not fits:
                 return len(self._path), Finish.ERROR
             return len(path), Finish.STOP if stopped else None
 
-    def _first_end(self, path: Path) -> int | None:
-        """Return the place of the first end-of-sequence token; None: there is none."""
-        ends = self._grammars.eos_ids
-        return None if ends.isdisjoint(path) else next(i for i, token in enumerate(path) if token in ends)
+    def _first_end(self, path: Path) -> int:
+        """Return the place of the first end-of-sequence token, or of the end of the path if there is none."""
+        return next((i for i, token in enumerate(path) if token in self._grammars.eos_ids), len(path))
 
     def _look(self, path: Path) -> np.ndarray | None:
         """Return a mask. An error may come from earlier queries, so only one after a fresh start counts."""

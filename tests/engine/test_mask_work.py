@@ -41,13 +41,13 @@ def calls_in(batch: int, grammar: Grammar | None) -> int:
 def test_a_grammar_takes_few_calls_of_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.sampling.grammar_state.MAX_INLINE_SECONDS", math.inf)
     with_it, without = ((calls_in(8, grammar) - calls_in(2, grammar)) / 6 / STEPS for grammar in (FREE, None))
-    assert with_it - without <= 23
+    assert with_it - without <= 22
 
 
-def test_a_round_without_masks_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_without_masks_takes_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     """None is computed: the grammar reads the tokens."""
     monkeypatch.setattr("paceline.sampling.grammar_state.MAX_INLINE_SECONDS", math.inf)
     monkeypatch.setattr(caution, "FIRST_ROUNDS", 0)
     monkeypatch.setattr(PortableRounds, "sheet", None)
     with_it, without = ((calls_in(8, grammar) - calls_in(2, grammar)) / 6 / STEPS for grammar in (FREE, None))
-    assert with_it - without <= 22
+    assert with_it - without <= 14

@@ -93,7 +93,7 @@ def test_commits_move_the_beginning() -> None:
     state = grammars().start(Grammar.regex("abcd"))
     for token in ids("abc"):
         state.allowed(ids("zz"))
-        state.forced(4)
+        state.forced_behind(tuple(ids("zz")), 4)
         state.advance([token])
     assert texts_after(state, "") == {b"d"}
     assert state.allowed(ids("a")) is None
@@ -121,20 +121,20 @@ def test_looking_does_not_change_what_is_seen() -> None:
 
 def test_forced_tokens() -> None:
     state = grammars().start(Grammar.choice(["hello world", "hello there"]))
-    forced = state.forced(20)
+    forced = state.forced[:20]
     assert TOKENIZER.decode(list(forced)) == "hello"  # how the space is spelt depends on what follows
-    assert state.forced(1) == forced[:1]
+    assert state.forced[:1] == forced[:1]
     state.advance(ids("hello"))
     state.advance(ids(" t"))
-    assert TOKENIZER.decode(list(state.forced(20))) == "here"
-    assert state.forced(2) == state.forced(20)[:2]
+    assert TOKENIZER.decode(list(state.forced[:20])) == "here"
+    assert state.forced[:2] == state.forced[:20][:2]
 
 
 def test_nothing_is_forced_where_there_is_a_choice() -> None:
     state = grammars().start(Grammar.regex("[ab]c"))
-    assert state.forced(8) == ()
+    assert state.forced[:8] == ()
     state.advance(ids("a"))
-    assert state.forced(8) == tuple(ids("c"))
+    assert state.forced[:8] == tuple(ids("c"))
 
 
 def test_forced_tokens_of_other_vocabularies() -> None:
@@ -143,7 +143,7 @@ def test_forced_tokens_of_other_vocabularies() -> None:
         made = grammars_of(tokenizer, vocab_size=tokenizer.vocab_size, eos_ids=tokenizer.eos_ids)
         state = made.start(Grammar.choice(["hello world, dear reader of this text"]))
         said: list[int] = []
-        while (forced := state.forced(100)) or state.fits(said)[1] is None:
+        while (forced := state.forced[:100]) or state.fits(said)[1] is None:
             if not forced:
                 allowed = state.allowed(())
                 assert allowed is not None

@@ -204,22 +204,24 @@ def test_stops_are_left_out_of_a_sheet_before_min_tokens() -> None:
         assert tokens_in(sheet.words[1]) == ({a} if min_tokens == 9 else {a, EOS})
 
 
-def test_what_leaves_a_choice_is_not_asked_for_forced_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until the next token: then something may be forced again."""
+def test_forced_tokens_are_known_from_the_commit_on() -> None:
     free, bound = beside("[a-z]+!"), beside("[a-z]hello")
-    for state in (free, bound):
-        state._masks.clear()
-        filled(state, [()])
-        assert not state.may_force
-        assert state.forced(4) == ()
-    monkeypatch.setattr(GrammarState, "_find_forced", lambda self, limit: pytest.fail("asked"))
-    assert free.forced(8) == ()
-    monkeypatch.undo()
+    assert free.forced == bound.forced == ()
     for state in (free, bound):
         state.advance(ids("a"))
-        filled(state, [()])
-    assert free.forced(4) == ()
-    assert bound.forced(4) == tuple(ids("hello"))[:4]
+    assert free.forced == ()
+    assert bound.forced == tuple(ids("hello"))
+
+
+def test_forced_tokens_are_those_behind_the_latest_commit() -> None:
+    """Also where the tokens before were checked, and these were not."""
+    [a], state = ids("a"), beside("[ab]{3}c")
+    state.advance([a])
+    assert state.fitting([a]) == 1
+    state.advance([a])
+    assert state.forced == ()
+    state.advance([a])
+    assert state.forced == tuple(ids("c"))
 
 
 def without_end() -> Grammars:

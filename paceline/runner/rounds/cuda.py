@@ -183,9 +183,19 @@ class CudaRounds:
         self._changes.set_pages(lane, first, pages)
 
     @torch.inference_mode()
-    def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
+    def launch(
+        self,
+        chunks: Sequence[Chunk],
+        seats: Sequence[Seat],
+        *,
+        drafter: str | None,
+        context: int,
+        masked: Sequence[int] = (),
+    ) -> Ticket:
         recorded = len(self._graphs)
-        bucket, round = self._graphs.find(self._wanted.find(seats, drafter, context)) if seats else (None, None)
+        bucket, round = None, None
+        if seats:
+            bucket, round = self._graphs.find(self._wanted.find(seats, drafter, context, masks=bool(masked)))
         self._end_late()
         self._changes.apply(self._upload)
         began = self._mark()
@@ -193,6 +203,7 @@ class CudaRounds:
         replayed = round is None or round.recorded or self._recorder is None
         typical = replayed and len(self._graphs) == recorded
         ticket = Ticket(chunks, seats, bucket, round, read, began, typical, self._mark() if chunks else None)
+        ticket.masked_seats = masked
         if round is not None:
             round.begin(seats)
         if round is not None and bucket is not None and bucket.masks:

@@ -37,7 +37,7 @@ class Ticket:
     verified: torch.cuda.Event | None = None  # the device waits for masks
     masked: torch.cuda.Event | None = None  # the masks are there
     sheet: MaskSheet | None = None  # the masks
-    masked_seats: Sequence[int] = ()  # once their drafts were asked for
+    masked_seats: Sequence[int] = ()
     void: Collection[int] = ()  # masked seats that draw nothing
     outcome: Fetched | None = None  # of the seats
     states: RoundStates | None = None  # hidden states for the host
@@ -60,7 +60,6 @@ class Ticket:
 
     def drafts(self) -> Mapping[int, Sequence[Branch]]:
         """Return the branches of the masked seats' drafts, once they are there."""
-        self.masked_seats = [index for index, seat in enumerate(self.seats) if seat.masked]
         if self.bucket is None or self.laid is None:  # a row for each seat
             return {index: _alone(index) for index in self.masked_seats}
         laid, rows = self.laid.tolist(), aligned(self.bucket.seats + 1)  # `laid` has the rows' tokens from there on

@@ -103,7 +103,10 @@ class Changes:
         self._state = state
         self._vocab_size = vocab_size
         self._pieces: list[tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]] = []  # indices and values
-        self._pages_at = int(state.pages.storage_offset()), state.pages.shape[1]  # first index, width of a lane
+        # First indices, because torch takes long to tell them; for pages also the width of a lane.
+        self._pages_at = int(state.pages.storage_offset()), state.pages.shape[1]
+        self._lengths_at = int(state.lengths.storage_offset())
+        self._held_at = [[int(table.storage_offset()) for table in pair] for pair in state.held]
         self._rows: dict[str, dict[int, np.ndarray]] = {}  # table → lane → its new row
         self._patches = Patches(state.device)
 
@@ -165,10 +168,10 @@ class Changes:
     def cut(self, lane: int, tokens: np.ndarray, sampler: Sampler, unread: Sequence[int]) -> None:
         """Cut a lane to these tokens, which it has: only what rounds have advanced is written. `unread`: for each
         drafter with held states, how many before the last token are to be read; 0: they are useless."""
-        self._add(self._state.lengths, lane, 0, [len(tokens)])
-        for (ends, counts), count in zip(self._state.held, unread, strict=True):
-            self._add(ends, lane, 0, [len(tokens) - 1 if count else 0])
-            self._add(counts, lane, 0, [count])
+        self._pieces.append(((self._lengths_at + lane,), (len(tokens),)))
+        for (ends, counts), count in zip(self._held_at, unread, strict=True):
+            self._pieces.append(((ends + lane,), (len(tokens) - 1 if count else 0,)))
+            self._pieces.append(((counts + lane,), (count,)))
         if edits_of(sampler) & Edits.PENALISES:
             self._write_marks(lane, tokens, sampler)
 

@@ -97,7 +97,15 @@ class PortableRounds:
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         self._changes.set_pages(lane, first, pages)
 
-    def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
+    def launch(
+        self,
+        chunks: Sequence[Chunk],
+        seats: Sequence[Seat],
+        *,
+        drafter: str | None,
+        context: int,
+        masked: Sequence[int] = (),
+    ) -> Ticket:
         clock = [time.perf_counter()]
         self._changes.apply(self._upload)
         self._read_along([chunk for chunk in chunks if chunk.drafts], drafter)
@@ -108,16 +116,16 @@ class PortableRounds:
         drafted = self._draft(seats, drafter, rules)
         clock.append(time.perf_counter())
         tree = any(drafted) and drafts_trees(self.drafters.get(drafter or ""))
-        step = PortableStep(read, seats, drafter, drafted, rules, tree=tree)
+        step = PortableStep(read, seats, masked, drafter, drafted, rules, tree=tree)
         self._verify(step)
         step.parts = [*(after - before for before, after in itertools.pairwise([*clock, time.perf_counter()]))]
-        if not any(seat.masked for seat in seats):
+        if not masked:
             self._end(step, ())
         return step
 
     def drafts(self, ticket: Ticket) -> Mapping[int, Sequence[Branch]]:
         step: PortableStep = ticket
-        return {index: step.branches(index) for index, seat in enumerate(step.seats) if seat.masked}
+        return {index: step.branches(index) for index in step.masked}
 
     def sheet(self, ticket: Ticket) -> MaskSheet:
         step: PortableStep = ticket
@@ -141,7 +149,7 @@ class PortableRounds:
     def _end(self, step: PortableStep, drawing: Collection[int]) -> None:
         """Draw and accept; masked seats that do not draw are void."""
         began = time.perf_counter()
-        void = [i for i, seat in enumerate(step.seats) if seat.masked and i not in drawing]
+        void = [index for index in step.masked if index not in drawing]
         lanes = [self._state.dummy if i in void else seat.lane for i, seat in enumerate(step.seats)]
         masks = None if step.sheet is None else self._upload.masks(step.sheet)
         targets, verdicts = self._draw_rows(step, masks)

@@ -19,6 +19,7 @@ class PortableStep:
 
     read: list[Landed | None]  # outcomes of chunks
     seats: Sequence[Seat]
+    masked: Sequence[int]  # seats that draw with masks
     drafter: str | None
     drafted: Sequence[int]  # tokens drafted for each seat
     rules: RoundRules | None

@@ -69,7 +69,6 @@ class Seat(NamedTuple):
     threshold: float = 0.0  # of rules that take one
     p_min: float | None = None  # the request's confidence below which a draft ends; None: the drafter's own limit
     tapped: bool = False  # the host wants the hidden states of the committed positions
-    masked: bool = False  # its tokens are drawn with masks, which `draw` brings
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +150,21 @@ class Rounds(Protocol):
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         """Set entries `first`, first + 1, … of the lane's page table."""
 
-    def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
+    def launch(
+        self,
+        chunks: Sequence[Chunk],
+        seats: Sequence[Seat],
+        *,
+        drafter: str | None,
+        context: int,
+        masked: Sequence[int] = (),
+    ) -> Ticket:
         """Read the chunks, in order, then run a round over the seats.
 
         `drafter` reads the chunks with `drafts`, and drafts in the round. No sequence of the step can get longer than
         `context`. If the drafter is a reader, it has read all committed tokens of each drafting seat except the last
         two, which its first pass reads. If it has taps, the step holds the hidden states of the committed positions.
+        `masked`: seats whose tokens are drawn with masks, which `draw` brings; by index, in order.
 
         A sequence that ended while a step is in flight may grow beyond the context, by at most `max_draft` + 1 tokens.
         Lanes have room for them, and the outcome is dropped."""

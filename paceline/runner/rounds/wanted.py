@@ -41,24 +41,26 @@ class WantedBuckets:
         self._scorer = scorer
         self._vocab_size = vocab_size
         self._edited: set[int] = set()  # lanes that edit logits by more than a mask
-        self._latest: tuple[Sequence[Seat], str | None, int, Demand] | None = None  # of the step before, if it may last
+        # With masks and without them: what the latest step asked for, and the demand that it had.
+        self._latest: dict[bool, tuple[Sequence[Seat], str | None, int, Demand]] = {}
         self._found: dict[str, float] = defaultdict(lambda: 1.0)  # drafter → found tokens / allowed tokens
 
     def write(self, lane: int, sampler: Sampler) -> None:
         """Begin a sequence in a lane."""
         self._scorer.write(lane, sampler)
-        self._latest = None
+        self._latest.clear()
         (self._edited.add if edits_of(sampler) & ~Edits.MASKS else self._edited.discard)(lane)
 
     def edits(self, lanes: Sequence[int]) -> bool:
         """Return whether a lane edits logits by more than a mask."""
         return not self._edited.isdisjoint(lanes)
 
-    def find(self, seats: Sequence[Seat], drafter: str | None, context: int) -> Bucket:
-        """Return the bucket of a step. If seats are those of the step before, its rows alone may have changed."""
-        bound, latest = self._grid.context(context), self._latest
+    def find(self, seats: Sequence[Seat], drafter: str | None, context: int, *, masks: bool = False) -> Bucket:
+        """Return the bucket of a step. If seats are those of the latest step, with masks or without like this one, its
+        rows alone may have changed."""
+        bound, latest = self._grid.context(context), self._latest.get(masks)
         if latest is None or latest[:3] != (seats, drafter, bound):
-            self._latest = latest = seats, drafter, bound, self._demand(seats, drafter, bound)
+            self._latest[masks] = latest = seats, drafter, bound, self._demand(seats, drafter, bound, masks=masks)
         demand = latest[3]
         rows = self._rows(demand, drafter)
         if rows not in demand.by_rows:
@@ -74,7 +76,7 @@ class WantedBuckets:
             offered = [(seat.max_draft, len(one.drafted)) for seat, one in pairs if seat.offer is not None]
             self._learn_found(OFFERED, offered, longest=bucket.offers)
 
-    def _demand(self, seats: Sequence[Seat], drafter: str | None, context: int) -> Demand:
+    def _demand(self, seats: Sequence[Seat], drafter: str | None, context: int, *, masks: bool) -> Demand:
         by_drafter = [seat.max_draft for seat in seats if seat.offer is None]
         by_host = [seat.max_draft for seat in seats if seat.offer is not None] if len(by_drafter) < len(seats) else []
         lanes = [seat.lane for seat in seats]
@@ -83,7 +85,7 @@ class WantedBuckets:
         passed = passed_length(by, max(by_drafter, default=0), self._grid.max_draft)
         draft = self._grid.draft(passed, finds_fewer=finds_fewer)
         offers = self._grid.draft(max(by_host, default=0), finds_fewer=True)
-        edits, masks, own = self.edits(lanes), any(seat.masked for seat in seats), judged(seats)
+        edits, own = self.edits(lanes), judged(seats)
         bucket = Bucket(
             seats=self._grid.seats(len(seats)),
             rows=0,

@@ -192,10 +192,10 @@ def test_masks_decide_every_row_and_seats_without_them_draw_nothing(
     chunks = [Chunk(lane, 0, 3, draws=True, mask=first if lane < 2 else None) for lane in range(3)]
     read, _ = both(made, chunks, [], "self")
     assert all(each is not None and each.tokens[0] in (11, 30) for each in read[:2])
-    seats = [Seat(0, 2, masked=True), Seat(1, 2, masked=True), Seat(2, 1)]
+    seats = [Seat(0, 2), Seat(1, 2), Seat(2, 1)]
     for turn in range(3 if ON_GPU else 1):
         lengths = made[0]._state.lengths.tolist()
-        tickets = [rounds.launch([], seats, drafter="self", context=40) for rounds in made]
+        tickets = [rounds.launch([], seats, drafter="self", context=40, masked=[0, 1]) for rounds in made]
         drafts = [rounds.drafts(ticket) for rounds, ticket in zip(made, tickets, strict=True)]
         assert drafts[0] == drafts[1]
         [(drafted, rows)] = drafts[0][0]
@@ -214,7 +214,7 @@ def test_masks_decide_every_row_and_seats_without_them_draw_nothing(
         assert made[0]._state.lengths.tolist()[:2] == [lengths[0] + 3, lengths[1]]
         landed, same = (rounds.collect(ticket)[1] for rounds, ticket in zip(made, behind, strict=True))
         assert landed == same
-    tickets = [rounds.launch([], seats[1:], drafter="self", context=40) for rounds in made]
+    tickets = [rounds.launch([], seats[1:], drafter="self", context=40, masked=[0]) for rounds in made]
     for rounds, ticket in zip(made, tickets, strict=True):
         draw_with(rounds, ticket, {0: [first] * 3})
     landed, same = (rounds.collect(ticket)[1] for rounds, ticket in zip(made, tickets, strict=True))
@@ -232,7 +232,8 @@ def test_masks_of_trees_follow_their_paths(device: torch.device) -> None:
         rounds._changes._add(rounds._state.edits, 0, 0, [Edits.MASKS])
     both(made, [Chunk(lane, 0, 4, draws=False) for lane in range(2)], [], "trees")
     for turn in range(3 if ON_GPU else 1):
-        tickets = [each.launch([], [Seat(1, 4), Seat(0, 5, masked=True)], drafter="trees", context=30) for each in made]
+        seats = [Seat(1, 4), Seat(0, 5)]
+        tickets = [each.launch([], seats, drafter="trees", context=30, masked=[1]) for each in made]
         (drafts, other) = (each.drafts(ticket) for each, ticket in zip(made, tickets, strict=True))
         assert drafts == other
         assert turn or len(drafts[1]) > 1, "the known text branches; the one that is drawn after it need not"

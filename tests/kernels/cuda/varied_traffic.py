@@ -104,13 +104,14 @@ class Traffic:
         for lane in lanes:
             self._enter(lane, chance.choice(kinds))
         chunks = [*self._chunks(reading, by)]
-        masked, judged = chance.random() < 0.2, by is not None and chance.random() < 0.1
-        rules = chance.sample(RULES, 2) if judged and not masked else [{}]
-        seats = [self._seat(lane, by, masked, chance.choice(rules)) for lane in lanes if lane not in reading]
-        ticket = rounds.launch(chunks, seats, drafter=by, context=chance.randint(30, CONTEXT))
-        if any(seat.masked for seat in seats):
+        masks, judged = chance.random() < 0.2, by is not None and chance.random() < 0.1
+        rules = chance.sample(RULES, 2) if judged and not masks else [{}]
+        seats = [self._seat(lane, by, chance.choice(rules)) for lane in lanes if lane not in reading]
+        masked = [index for index in range(len(seats)) if masks and chance.random() < 0.5]
+        ticket = rounds.launch(chunks, seats, drafter=by, context=chance.randint(30, CONTEXT), masked=masked)
+        if masked:
             rounds.sheet(ticket)
-            rounds.draw(ticket, [index for index, seat in enumerate(seats) if seat.masked])
+            rounds.draw(ticket, masked)
         rounds.collect(ticket)
 
     def _enter(self, lane: int, parameters: dict[str, Any]) -> None:
@@ -133,13 +134,12 @@ class Traffic:
                 left -= count
         return chunks
 
-    def _seat(self, lane: int, by: str | None, masked: bool, rule: dict[str, Any]) -> Seat:
+    def _seat(self, lane: int, by: str | None, rule: dict[str, Any]) -> Seat:
         chance = self._random
-        masked = masked and chance.random() < 0.5
         if chance.random() < 0.15:
             offer = Offer(2, tuple(range(MAX_DRAFT)), near=2)
-            return Seat(lane, chance.randint(1, MAX_DRAFT), offer=offer, masked=masked)
-        return Seat(lane, chance.randint(0, MAX_DRAFT) if by else 0, masked=masked, **rule)
+            return Seat(lane, chance.randint(1, MAX_DRAFT), offer=offer)
+        return Seat(lane, chance.randint(0, MAX_DRAFT) if by else 0, **rule)
 
 
 def report(kinds: list[str], *, seconds: float) -> dict[str, Any]:

@@ -88,18 +88,18 @@ class Traffic:
                 self.wanted.write(lane, Sampler(params, seed=lane, vocab_size=VOCAB, eos_ids=(0,)))
             drafter = rng.choice([None, *self.drafters])
             longest = 0 if drafter is None else self.drafters[drafter].max_draft
-            seats = [self._seat(lane, rng, longest, grammars=grammars) for lane in lanes]
-            wanted = self.wanted.find(seats, drafter, rng.choice([100, 700, 2000]))
+            seats = [self._seat(lane, rng, longest) for lane in lanes]
+            masks = grammars and rng.random() < 0.5
+            wanted = self.wanted.find(seats, drafter, rng.choice([100, 700, 2000]), masks=masks)
             serves, made = self.graphs.find(wanted)
             yield wanted, serves, made
             found = [rng.randint(0, seat.max_draft) for seat in seats]
             self.wanted.learn(serves, seats, [Landed((), (1,) * n, (1,)) for n in found])
 
-    def _seat(self, lane: int, rng: random.Random, longest: int, *, grammars: bool) -> Seat:
-        masked = grammars and rng.random() < 0.3
+    def _seat(self, lane: int, rng: random.Random, longest: int) -> Seat:
         if rng.random() < 0.2:  # a prediction, or tokens that a grammar forces
-            return Seat(lane, rng.randint(1, GRID.max_draft), Offer(3, (1, 2)), masked=masked)
-        return Seat(lane, rng.randint(0, longest), masked=masked)
+            return Seat(lane, rng.randint(1, GRID.max_draft), Offer(3, (1, 2)))
+        return Seat(lane, rng.randint(0, longest))
 
 
 ENGINES = [{}, {"eagle": HEAD}, {"eagle": TREE}, {"ngram": LOOKUP}, {"model": MODEL}, {"eagle": HEAD, "ngram": LOOKUP}]
