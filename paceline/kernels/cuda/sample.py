@@ -171,12 +171,13 @@ def _score(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    part = tl.arange(0, _CHUNK // _PART)
+    token = chunk * _CHUNK + part[:, None] * _PART + tl.arange(0, _PART)[None, :]
+    value = tl.load(logits + row * stride + token, mask=token < vocab, other=_LOWEST)  # first: it takes longest
     lane = tl.load(lanes + row)
     scale = tl.load(inverse_temperature + lane)
     filtered = is_filtered(scale, tl.load(top_k + lane), tl.load(top_p + lane), tl.load(min_p + lane), vocab)
-    part = tl.arange(0, _CHUNK // _PART)
-    token = chunk * _CHUNK + part[:, None] * _PART + tl.arange(0, _PART)[None, :]
-    value = clean(tl.load(logits + row * stride + token, mask=token < vocab, other=_LOWEST))
+    value = clean(value)
     chunks = tl.num_programs(0)
     if DOUBT:
         peak = tl.max(tl.max(value, axis=1), axis=0)
@@ -191,12 +192,14 @@ def _score(
         name = named(ids, token, token < vocab, IDS)
         best, first = _top_with_noise(value, token, name, high, low, FAST)
     else:
-        best, first = _top(value, token)
+        largest, place = tl.max(value, axis=1, return_indices=True)
+        best = tl.max(largest, axis=0)
+        first = tl.min(tl.where(largest == best, chunk * _CHUNK + part * _PART + place, _NONE), axis=0)
+        parts = tl.cdiv(vocab, _PART)
+        at = chunk * (_CHUNK // _PART) + part
+        tl.store(maxima + row * parts + at, largest, mask=at < parts)
     tl.store(scores + row * chunks + chunk, best)
     tl.store(tokens + row * chunks + chunk, first)
-    parts = tl.cdiv(vocab, _PART)
-    at = chunk * (_CHUNK // _PART) + part
-    tl.store(maxima + row * parts + at, tl.max(value, axis=1), mask=at < parts)
     if chunk == 0:  # `_gather` adds to these
         tl.store(counts + row, 0)
         tl.store(masses + row, 0)
