@@ -292,6 +292,13 @@ def test_synthetic_numbers_are_called_so_everywhere() -> None:
     assert "SYNTHETIC" not in engine_record.text(engine_record.record(measured(PLAIN, FAST), command=""))
 
 
+@pytest.mark.parametrize(("changes", "told"), [({}, "ngram, 4"), ({"governed": True}, "ngram, at most 4")])
+def test_who_chooses_the_lengths_of_drafts_is_told(changes: dict[str, Any], told: str) -> None:
+    record = engine_record.record(measured(PLAIN, FAST, **changes), command="")
+    assert f"{told} drafted" in engine_record.text(record)
+    assert record["setup"]["governed"] is bool(changes)
+
+
 def test_other_tokens_than_plain_are_counted() -> None:
     found = measured(PLAIN, replace(FAST, outputs=((1, 2), (3, 5))))
     assert engine_record.same_tokens(found, 2) == "1/2"
