@@ -32,7 +32,7 @@ from paceline.kernels.cuda.expand import expand
 from paceline.kernels.cuda.formats import CHANNEL, FLOAT, CudaMatrix
 from paceline.kernels.cuda.many import BLOCKS, Block, Descriptors, finish, multiply
 from paceline.kernels.cuda.tile_product import tile_product
-from paceline.kernels.cuda.tiles import FEW_ROWS, SPREAD_ROWS, UNIT, Tiles, tiled_rows
+from paceline.kernels.cuda.tiles import FEW_ROWS, SPREAD_ROWS, UNIT, Tiles, tiled_rows, whole_waves
 from paceline.kernels.cuda.ways import KnownWays, Way, compares, seconds_of, whole_sums
 
 # Inputs of each output whose weights are prefetched before the rows are ready; more slow down the previous kernel
@@ -189,8 +189,10 @@ class Products:
         sums = self._temporary((matrix.parts, rows, outputs), dtype, use="sums")
         share = triton.cdiv(matrix.inputs, matrix.parts * UNIT) * UNIT
         if matrix.inputs % share or matrix.parts == 1:
+            cut = whole_waves(outputs, rows) or outputs
             for part, (left, right) in enumerate(zip(x.split(share, 1), matrix.q.split(share, 1), strict=True)):
-                torch.mm(left, right.T, out_dtype=sums.dtype, out=sums[part])
+                for some, to in zip(right.split(cut), sums[part].split(cut, 1), strict=True):
+                    torch.mm(left, some.T, out_dtype=sums.dtype, out=to)
         else:
             left = x.view(rows, matrix.parts, -1).transpose(0, 1)  # [parts, rows, inputs of a part]
             right = matrix.q.view(outputs, matrix.parts, -1).permute(1, 2, 0)

@@ -39,6 +39,7 @@ from paceline.kernels.cuda.noise import ROUGHLY, draw_keys, gumbel, rough_gumbel
 from paceline.kernels.round_reference import BEST, DRAWN, DeviceLanes, Doubt
 
 CHUNK = 4096  # tokens per program of `_score` and `_gather`
+REGISTERS = 64  # of a thread of `_score`: four programs share a multiprocessor, since each waits long for its logits
 CAPACITY = 4096  # logits in the list of a row
 GATHERERS = 256  # programs of `_gather` at most: rows without filters need none, and even their launch takes time
 
@@ -86,7 +87,9 @@ def draw(
     options = {**kinds, "PDL": pdl, "launch_pdl": pdl, "enable_fp_fusion": False}
     placed = {"PLACED": positions is not None}
     parts = {"PARTS": triton.next_power_of_2(triton.cdiv(vocab, PART))}
-    _score[(chunks, rows)](*row, *asked, *kept, FAST=logits.is_cuda, num_warps=8, **placed, **options)
+    _score[(chunks, rows)](
+        *row, *asked, *kept, FAST=logits.is_cuda, num_warps=8, maxnreg=REGISTERS, **placed, **options
+    )
     each = triton.cdiv(chunks * rows, GATHERERS)  # chunks of a program
     _gather[(triton.cdiv(chunks, each), rows)](*row, *asked, *kept, each, num_warps=8, **parts, **options)
     ahead = (out, state.tokens, state.tokens.stride(0), state.tokens.shape[1], out if floors is None else floors)
