@@ -56,6 +56,13 @@ def _spread(x: Tensor, matrix: CudaMatrix) -> bool:
     return matrix.parts > 1 and len(x) <= SPREAD_ROWS
 
 
+def _multiply(x: Tensor, weight: Tensor, out: Tensor) -> None:
+    """Compute out [rows, outputs] = x · weight with cuBLAS, the outputs behind the last whole wave apart."""
+    cut = whole_waves(len(weight), len(x)) or len(weight)
+    for some, to in zip(weight.split(cut), out.split(cut, 1), strict=True):
+        torch.mm(x, some.T, out_dtype=out.dtype, out=to)
+
+
 class Products:
     """Launches products, and holds the scratch memory of matrices with several parts."""
 
@@ -162,7 +169,7 @@ class Products:
         elif residual is not None:
             torch.addmm(residual, x, matrix.q.T, out=out)
         else:
-            torch.mm(x, matrix.q.T, out_dtype=out.dtype, out=out)
+            _multiply(x, matrix.q, out)
 
     by_whole_library = whole_sums()(by_library)  # K is not divided
 
@@ -189,10 +196,8 @@ class Products:
         sums = self._temporary((matrix.parts, rows, outputs), dtype, use="sums")
         share = triton.cdiv(matrix.inputs, matrix.parts * UNIT) * UNIT
         if matrix.inputs % share or matrix.parts == 1:
-            cut = whole_waves(outputs, rows) or outputs
             for part, (left, right) in enumerate(zip(x.split(share, 1), matrix.q.split(share, 1), strict=True)):
-                for some, to in zip(right.split(cut), sums[part].split(cut, 1), strict=True):
-                    torch.mm(left, some.T, out_dtype=sums.dtype, out=to)
+                _multiply(left, right, sums[part])
         else:
             left = x.view(rows, matrix.parts, -1).transpose(0, 1)  # [parts, rows, inputs of a part]
             right = matrix.q.view(outputs, matrix.parts, -1).permute(1, 2, 0)

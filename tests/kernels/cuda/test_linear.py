@@ -266,18 +266,21 @@ def test_the_library_computes_the_last_outputs_apart(
 ) -> None:
     x, w = random(8, 256, device, dtype), random(96, 256, device, dtype, seed=1)
     matrix, calls = pack([w], parts=1, dtype=dtype, device=device), []
+    outs = {0: torch.empty((8, 96), device=device, dtype=dtype), SILU: torch.empty((8, 48), device=device, dtype=dtype)}
 
     def multiply(left: Tensor, right: Tensor, *, out_dtype: torch.dtype, out: Tensor) -> None:
         calls.append(right.shape[1])
         out.copy_((left.double() @ right.double()).to(out_dtype))
 
     monkeypatch.setattr(torch, "mm", multiply)
-    whole, apart = (torch.full((8, 48), torch.nan, device=device, dtype=dtype) for _ in range(2))
-    products(matrix, device).by_library(x, matrix, whole, activation=SILU)
-    monkeypatch.setattr(linear, "whole_waves", lambda outputs, rows: 64)
-    products(matrix, device).by_library(x, matrix, apart, activation=SILU)
-    assert calls == [96, 64, 32]
-    assert torch.equal(whole, apart)
+    for activation, out in outs.items():
+        results = []
+        for whole in (0, 64):
+            monkeypatch.setattr(linear, "whole_waves", lambda outputs, rows, whole=whole: whole)
+            products(matrix, device).by_library(x, matrix, out.fill_(torch.nan), activation=activation)
+            results.append(out.clone())
+        assert torch.equal(*results)
+    assert calls == [96, 64, 32] * 2
 
 
 @pytest.mark.parametrize(
@@ -285,6 +288,7 @@ def test_the_library_computes_the_last_outputs_apart(
     [
         (28672, 320, 25344),  # 3.4 waves of tiles
         (51200, 320, 50688),  # 6.1
+        (128256, 320, 126720),  # 15.2
         (16384, 320, 0),  # 1.9: most multiprocessors have work to the end
         (6144, 320, 0),  # less than one
         (25344, 320, 0),  # exactly three
