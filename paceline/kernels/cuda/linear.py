@@ -11,7 +11,8 @@ The sum is rounded to the type of `out` before the epilogue. The weight is the f
 rows]), since tensor cores accept few rows only as the second factor. Beyond 64 rows, or 16 if tiles have half the size,
 there are several ways: cuBLAS, "the library", which may be told not to divide K, and the blocks of `many`. At the start
 the first product of a shape and number of rows tries them on random numbers. Of those with the bits of the tiles it
-keeps the library, or from 1,024 rows on the fastest. Later, a number of rows that the start has not met takes blocks,
+keeps the library, or from 1,024 rows on the fastest. The library may compute the outputs behind the last whole wave of
+its tiles in a second call, see `tiles.whole_waves`. Later, a number of rows that the start has not met takes blocks,
 whose bits do not depend on it. For many rows a matrix of groups or 8-bit floats is expanded to floats once, not tile by
 tile.
 """
