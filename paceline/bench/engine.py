@@ -60,7 +60,8 @@ class Setup:
     target: str  # a shape, a config.json, or a model
     drafter: str | None = None  # a shape, a config.json, a model, or any drafter of the registry
     batches: tuple[int, ...] = (1,)
-    draft: int = 4  # tokens of every draft; on real prompts, of the longest
+    draft: int = 4  # tokens of every draft; if the engine chooses them, of the longest
+    governed: bool = False  # the engine chooses the lengths of drafts, as it does on real prompts
     acceptance: float | None = None  # synthetic, a probability per position; None: the target decides
     prompt_tokens: int = 128
     output_tokens: int = 320
@@ -82,8 +83,8 @@ class Setup:
             raise InvalidRequest(f"acceptance must be above 0 and at most 1, not {self.acceptance:g}")
         if self.prompts and self.acceptance is not None:
             raise InvalidRequest("--acceptance is for random prompts: on real ones the target decides")
-        if self.drafter is None and (self.off or self.acceptance is not None):
-            raise InvalidRequest("--off and --acceptance speak of a drafter: name one with --drafter")
+        if self.drafter is None and (self.off or self.governed or self.acceptance is not None):
+            raise InvalidRequest("--off, --governed and --acceptance speak of a drafter: name one with --drafter")
         for mix in self.mixes:
             if mix.count > min(self.batches):
                 raise InvalidRequest(f"mix {mix} needs {mix.count} requests at once, a batch has {min(self.batches)}")
@@ -225,7 +226,7 @@ def drafter_words(setup: Setup) -> str:
 
 
 def config_of(setup: Setup, *, drafting: bool) -> EngineConfig:
-    """Make options under which runs do the same work: no shared pages; on random prompts drafts of one length."""
+    """Make options for runs that do the same work: no shared pages; drafts of one length, or as the engine chooses."""
     most = max(setup.batches)
     options: dict[str, Any] = {
         "max_sequences": most,
@@ -238,7 +239,7 @@ def config_of(setup: Setup, *, drafting: bool) -> EngineConfig:
         "max_draft_batch": most,
     }
     if drafting:
-        if not setup.prompts:
+        if not (setup.governed or setup.prompts):
             options |= {"fixed_draft": True, "measure_cost": False, "min_acceptance": 0.0}
         options["synthetic_acceptance"] = setup.acceptance or 0.0
     return EngineConfig.of(**options)

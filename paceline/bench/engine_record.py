@@ -172,7 +172,8 @@ def _prompts(setup: Mapping[str, Any]) -> str:
 def text(record: Record) -> str:
     """The record for people: the machine, and a table."""
     machine, setup = record["machine"], record["setup"]
-    drafter = f" + {setup['drafter']}, {setup['draft']} drafted" if setup["drafter"] else ""
+    most = "at most " if setup["governed"] or setup["prompts"] else ""
+    drafter = f" + {setup['drafter']}, {most}{setup['draft']} drafted" if setup["drafter"] else ""
     lines = [
         f"{setup['target']}{drafter} · {_prompts(setup)}, {setup['output_tokens']} tokens out, greedy",
         f"{machine.get('gpu') or machine['cpu']} · torch {machine['torch']} · paceline {machine['paceline']} "

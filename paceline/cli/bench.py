@@ -104,6 +104,9 @@ def _add_work(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--draft", type=count, default=4, metavar="K", help="tokens of every draft (default: 4)")
     parser.add_argument(
+        "--governed", action="store_true", help="let the engine choose the lengths of drafts, of at most --draft tokens"
+    )
+    parser.add_argument(
         "--acceptance",
         type=float,
         metavar="P",
@@ -206,6 +209,7 @@ def _setup(args: Namespace) -> Setup:
         drafter=args.drafter,
         batches=args.batch,
         draft=args.draft,
+        governed=args.governed,
         acceptance=args.acceptance,
         prompt_tokens=args.prompt_tokens,
         output_tokens=args.output_tokens,

@@ -13,6 +13,7 @@ import torch
 from paceline.bench import engine as bench
 from paceline.bench import engine_prompts, engine_record, machine
 from paceline.bench.engine import BatchRun, Measured, MemoryTraffic, Setup
+from paceline.config import EngineConfig
 from paceline.drafters.registry import Recipe
 from paceline.engine.stats import EngineStats
 from paceline.errors import EngineDead, InvalidRequest
@@ -167,6 +168,13 @@ def test_drafts_are_as_long_as_asked_for_whatever_they_cost() -> None:
     assert bench.config_of(setup, drafting=False).synthetic_acceptance == 0
 
 
+def test_drafts_as_the_engine_chooses_with_synthetic_acceptance() -> None:
+    setup = replace(SETUP, draft=5, acceptance=0.8, governed=True)
+    config, usual = bench.config_of(setup, drafting=True), EngineConfig()
+    assert (config.fixed_draft, config.measure_cost) == (False, True)
+    assert (config.min_acceptance, config.synthetic_acceptance, config.max_draft) == (usual.min_acceptance, 0.8, 5)
+
+
 @pytest.mark.parametrize(
     ("drafter", "format", "words"),
     [
@@ -195,6 +203,7 @@ def test_a_format_that_would_be_ignored_is_refused() -> None:
         ({"acceptance": 0.0}, "acceptance must be above 0"),
         ({"drafter": None, "off": True}, "name one with --drafter"),
         ({"drafter": None, "acceptance": 0.5}, "name one with --drafter"),
+        ({"drafter": None, "governed": True}, "name one with --drafter"),
     ],
 )
 def test_what_cannot_be_measured(changes: dict[str, Any], message: str) -> None:
@@ -281,6 +290,13 @@ def test_synthetic_numbers_are_called_so_everywhere() -> None:
     assert "SYNTHETIC acceptance of 0.8" in text
     assert [line.split()[1] for line in text.splitlines() if line.split()[:1] == ["2"]] == ["plain", "synthetic", "off"]
     assert "SYNTHETIC" not in engine_record.text(engine_record.record(measured(PLAIN, FAST), command=""))
+
+
+@pytest.mark.parametrize(("changes", "told"), [({}, "ngram, 4"), ({"governed": True}, "ngram, at most 4")])
+def test_who_chooses_the_lengths_of_drafts_is_told(changes: dict[str, Any], told: str) -> None:
+    record = engine_record.record(measured(PLAIN, FAST, **changes), command="")
+    assert f"{told} drafted" in engine_record.text(record)
+    assert record["setup"]["governed"] is bool(changes)
 
 
 def test_other_tokens_than_plain_are_counted() -> None:

@@ -104,6 +104,14 @@ def test_a_shape_drafts_for_a_shape(cli: Cli, shape: str) -> None:
     assert record["engines"]["speculative"]["drafter_weights"] == 4 * weights()
 
 
+def test_the_engine_may_choose_how_long_drafts_are(cli: Cli, shape: str) -> None:
+    argv = ("--target", shape, "--drafter", "ngram:min_ngram=1", "--batch", 2, "--draft", 3, "--rounds", 1)
+    text, record = found(cli, *argv, "--governed")
+    assert record["setup"]["governed"]
+    assert "at most 3 drafted" in text
+    assert record["batches"][0]["same_tokens"] == "2/2"
+
+
 def test_a_model_with_weights(cli: Cli, tiny: str) -> None:
     _, record = found(cli, "--target", tiny, "--format", "int8", "--rounds", 1)
     assert record["batches"][0]["plain"]["tok_s"] > 0
@@ -120,6 +128,7 @@ def test_a_model_with_weights(cli: Cli, tiny: str) -> None:
     [
         (["--target", "no-such-model"], "no model 'no-such-model'"),
         (["--target", "x", "--off"], "name one with --drafter"),
+        (["--target", "x", "--governed"], "name one with --drafter"),
         (["--target", "x", "--mix", "jason:1"], "unknown mix 'jason'"),
         (["--target", "x", "--mix", "bias"], "a mix is KIND:COUNT"),
         (["--target", "x", "--mix", "bias:2"], "mix bias:2 needs 2 requests at once, a batch has 1"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -70,6 +71,18 @@ def test_drafts_are_as_long_as_they_are_cheap() -> None:
     )
     assert max(asked) == 4
     assert rig.engine.stats.accepted == rig.engine.stats.drafted > 50
+
+
+def test_synthetic_acceptance_teaches_as_real_does() -> None:
+    """The drafter is wrong, but a coin calls most of its tokens right. The fourth takes longer than it brings."""
+    options = {"measure_cost": True, "max_draft": 4, "max_draft_tokens": 256, "synthetic_acceptance": 0.8}
+    rig = build("toy", on_device={"bad": DEVICE_RIGS["bad"]}, clock=lambda: 0.0, **options)
+    assert rig.rounds is not None
+    rig.rounds.round_seconds = lambda batch, draft, drafter: 0.001 * (1 + 0.1 * draft + (draft > 3))
+    sampling = SamplingParams(temperature=0, max_tokens=80)
+    run(rig, [Request(id=str(i), prompt=prompt(9, seed=i), sampling=replace(sampling, seed=i)) for i in range(4)])
+    assert max(lengths(rig.rounds)[16:]) == 3
+    assert rig.engine.stats.accepted > rig.engine.stats.drafted / 2
 
 
 def test_a_tree_is_worth_its_levels_and_not_its_tokens() -> None:

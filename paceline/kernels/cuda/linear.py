@@ -11,7 +11,8 @@ The sum is rounded to the type of `out` before the epilogue. The weight is the f
 rows]), since tensor cores accept few rows only as the second factor. Beyond 64 rows, or 16 if tiles have half the size,
 there are several ways: cuBLAS, "the library", which may be told not to divide K, and the blocks of `many`. At the start
 the first product of a shape and number of rows tries them on random numbers. Of those with the bits of the tiles it
-keeps the library, or from 1,024 rows on the fastest. Later, a number of rows that the start has not met takes blocks,
+keeps the library, or from 1,024 rows on the fastest. The library may compute the outputs behind the last whole wave of
+its tiles in a second call, see `tiles.whole_waves`. Later, a number of rows that the start has not met takes blocks,
 whose bits do not depend on it. For many rows a matrix of groups or 8-bit floats is expanded to floats once, not tile by
 tile.
 """
@@ -32,7 +33,7 @@ from paceline.kernels.cuda.expand import expand
 from paceline.kernels.cuda.formats import CHANNEL, FLOAT, CudaMatrix
 from paceline.kernels.cuda.many import BLOCKS, Block, Descriptors, finish, multiply
 from paceline.kernels.cuda.tile_product import tile_product
-from paceline.kernels.cuda.tiles import FEW_ROWS, SPREAD_ROWS, UNIT, Tiles, tiled_rows
+from paceline.kernels.cuda.tiles import FEW_ROWS, SPREAD_ROWS, UNIT, Tiles, tiled_rows, whole_waves
 from paceline.kernels.cuda.ways import KnownWays, Way, compares, seconds_of, whole_sums
 
 # Inputs of each output whose weights are prefetched before the rows are ready; more slow down the previous kernel
@@ -54,6 +55,13 @@ def _power_below(count: int) -> int:
 def _spread(x: Tensor, matrix: CudaMatrix) -> bool:
     """Return True if each part of a product by tiles has programs of its own."""
     return matrix.parts > 1 and len(x) <= SPREAD_ROWS
+
+
+def _multiply(x: Tensor, weight: Tensor, out: Tensor) -> None:
+    """Compute out [rows, outputs] = x · weight with cuBLAS, the outputs behind the last whole wave apart."""
+    cut = whole_waves(len(weight), len(x)) or len(weight)
+    for some, to in zip(weight.split(cut), out.split(cut, 1), strict=True):
+        torch.mm(x, some.T, out_dtype=out.dtype, out=to)
 
 
 class Products:
@@ -162,7 +170,7 @@ class Products:
         elif residual is not None:
             torch.addmm(residual, x, matrix.q.T, out=out)
         else:
-            torch.mm(x, matrix.q.T, out_dtype=out.dtype, out=out)
+            _multiply(x, matrix.q, out)
 
     by_whole_library = whole_sums()(by_library)  # K is not divided
 
@@ -190,7 +198,7 @@ class Products:
         share = triton.cdiv(matrix.inputs, matrix.parts * UNIT) * UNIT
         if matrix.inputs % share or matrix.parts == 1:
             for part, (left, right) in enumerate(zip(x.split(share, 1), matrix.q.split(share, 1), strict=True)):
-                torch.mm(left, right.T, out_dtype=sums.dtype, out=sums[part])
+                _multiply(left, right, sums[part])
         else:
             left = x.view(rows, matrix.parts, -1).transpose(0, 1)  # [parts, rows, inputs of a part]
             right = matrix.q.view(outputs, matrix.parts, -1).permute(1, 2, 0)

@@ -39,6 +39,7 @@ from paceline.kernels.cuda.noise import ROUGHLY, draw_keys, gumbel, rough_gumbel
 from paceline.kernels.round_reference import BEST, DRAWN, DeviceLanes, Doubt
 
 CHUNK = 4096  # tokens per program of `_score` and `_gather`
+REGISTERS = 64  # of a thread of `_score`: four programs share a multiprocessor, since each waits long for its logits
 CAPACITY = 4096  # logits in the list of a row
 GATHERERS = 256  # programs of `_gather` at most: rows without filters need none, and even their launch takes time
 
@@ -86,7 +87,9 @@ def draw(
     options = {**kinds, "PDL": pdl, "launch_pdl": pdl, "enable_fp_fusion": False}
     placed = {"PLACED": positions is not None}
     parts = {"PARTS": triton.next_power_of_2(triton.cdiv(vocab, PART))}
-    _score[(chunks, rows)](*row, *asked, *kept, FAST=logits.is_cuda, num_warps=8, **placed, **options)
+    _score[(chunks, rows)](
+        *row, *asked, *kept, FAST=logits.is_cuda, num_warps=8, maxnreg=REGISTERS, **placed, **options
+    )
     each = triton.cdiv(chunks * rows, GATHERERS)  # chunks of a program
     _gather[(triton.cdiv(chunks, each), rows)](*row, *asked, *kept, each, num_warps=8, **parts, **options)
     ahead = (out, state.tokens, state.tokens.stride(0), state.tokens.shape[1], out if floors is None else floors)
@@ -171,12 +174,13 @@ def _score(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    part = tl.arange(0, _CHUNK // _PART)
+    token = chunk * _CHUNK + part[:, None] * _PART + tl.arange(0, _PART)[None, :]
+    value = tl.load(logits + row * stride + token, mask=token < vocab, other=_LOWEST)  # first: it takes longest
     lane = tl.load(lanes + row)
     scale = tl.load(inverse_temperature + lane)
     filtered = is_filtered(scale, tl.load(top_k + lane), tl.load(top_p + lane), tl.load(min_p + lane), vocab)
-    part = tl.arange(0, _CHUNK // _PART)
-    token = chunk * _CHUNK + part[:, None] * _PART + tl.arange(0, _PART)[None, :]
-    value = clean(tl.load(logits + row * stride + token, mask=token < vocab, other=_LOWEST))
+    value = clean(value)
     chunks = tl.num_programs(0)
     if DOUBT:
         peak = tl.max(tl.max(value, axis=1), axis=0)
@@ -191,12 +195,14 @@ def _score(
         name = named(ids, token, token < vocab, IDS)
         best, first = _top_with_noise(value, token, name, high, low, FAST)
     else:
-        best, first = _top(value, token)
+        largest, place = tl.max(value, axis=1, return_indices=True)
+        best = tl.max(largest, axis=0)
+        first = tl.min(tl.where(largest == best, chunk * _CHUNK + part * _PART + place, _NONE), axis=0)
+        parts = tl.cdiv(vocab, _PART)
+        at = chunk * (_CHUNK // _PART) + part
+        tl.store(maxima + row * parts + at, largest, mask=at < parts)
     tl.store(scores + row * chunks + chunk, best)
     tl.store(tokens + row * chunks + chunk, first)
-    parts = tl.cdiv(vocab, _PART)
-    at = chunk * (_CHUNK // _PART) + part
-    tl.store(maxima + row * parts + at, tl.max(value, axis=1), mask=at < parts)
     if chunk == 0:  # `_gather` adds to these
         tl.store(counts + row, 0)
         tl.store(masses + row, 0)

@@ -20,6 +20,8 @@ OUTPUTS = 64  # outputs of a tile
 PROCESSORS = 132  # multiprocessors of an H200, for which parts are chosen; others work, perhaps less evenly loaded
 MOST = 0.7  # share of the multiprocessors that programs must have at least
 HALF = 0.45  # share of the multiprocessors from which tiles of half the size give most of them a program
+LIBRARY_OUTPUTS = 128  # outputs of the tiles that cuBLAS chooses for LIBRARY_ROWS; they have 160 rows
+LIBRARY_ROWS = range(257, 321)  # rows for which whole waves are computed apart; 320 were measured
 # (at most 16 rows, gated) → (inputs of a step, stages) for at most 1, 2, 8 and more programs per multiprocessor
 STEPS = {
     (True, True): ((128, 4), (128, 4), (128, 3), (128, 4)),
@@ -53,6 +55,15 @@ def tiled_rows(outputs: int, parts: int, *, gated: bool) -> int:
 
 def _halved(outputs: int, parts: int, gated: bool) -> bool:
     return not gated and HALF < triton.cdiv(outputs, OUTPUTS) * parts / PROCESSORS < MOST
+
+
+def whole_waves(outputs: int, rows: int) -> int:
+    """Count the outputs whose tiles occupy all multiprocessors to the end, if the library should compute the others in
+    a call of their own; 0: one call for all.
+
+    After the last whole wave most multiprocessors would wait for a few large tiles; smaller ones end sooner."""
+    wave = PROCESSORS * LIBRARY_OUTPUTS // 2  # a tile has half of the rows
+    return outputs // wave * wave if rows in LIBRARY_ROWS and 0 < outputs % wave < wave // 2 else 0
 
 
 @dataclass(frozen=True, slots=True)

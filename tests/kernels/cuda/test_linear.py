@@ -12,7 +12,7 @@ from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBL
 from paceline.kernels.cuda.linear import ALONE_ROWS, GELU, SILU, Products
 from paceline.kernels.cuda.many import BLOCKS, Block, finish
 from paceline.kernels.cuda.norm import finish_norm, norm
-from paceline.kernels.cuda.tiles import MOST, PROCESSORS, UNIT, Tiles, parts_of, tiled_rows
+from paceline.kernels.cuda.tiles import MOST, PROCESSORS, UNIT, Tiles, parts_of, tiled_rows, whole_waves
 from paceline.kernels.quant import FP8, Float8, dequantise, quantise, quantise_fp8
 from tests.kernels.cuda.conftest import ON_GPU
 
@@ -246,6 +246,59 @@ def test_the_library_adds_the_residual(rows: int, outputs: int, inputs: int) -> 
     product.by_whole_library(x, matrix, other, residual=other)
     assert torch.equal(mine, other)
     assert product._way(x, matrix, mine, True, 0) != product.by_tiles
+
+
+@pytest.mark.skipif(not ON_GPU, reason="there is no library to compare with")
+@pytest.mark.parametrize("rows", [272, 320])
+def test_the_library_gives_the_same_bits_in_two_calls(rows: int) -> None:
+    device, dtype, outputs, inputs = torch.device("cuda"), torch.bfloat16, 28672, 4096
+    assert whole_waves(outputs, rows)
+    x, w = random(rows, inputs, device, dtype), random(outputs, inputs, device, dtype, seed=1)
+    matrix = pack([w], parts=1, dtype=dtype, device=device)
+    product = products(matrix, device)
+    mine, other = (torch.full((rows, outputs // 2), torch.nan, device=device, dtype=dtype) for _ in range(2))
+    product.by_tiles(x, matrix, mine, activation=SILU)
+    product.by_library(x, matrix, other, activation=SILU)
+    assert torch.equal(mine, other)
+
+
+def test_the_library_computes_the_last_outputs_apart(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device, dtype: torch.dtype
+) -> None:
+    x, w = random(8, 256, device, dtype), random(96, 256, device, dtype, seed=1)
+    matrix, calls = pack([w], parts=1, dtype=dtype, device=device), []
+    outs = {0: torch.empty((8, 96), device=device, dtype=dtype), SILU: torch.empty((8, 48), device=device, dtype=dtype)}
+
+    def multiply(left: Tensor, right: Tensor, *, out_dtype: torch.dtype, out: Tensor) -> None:
+        calls.append(right.shape[1])
+        out.copy_((left.double() @ right.double()).to(out_dtype))
+
+    monkeypatch.setattr(torch, "mm", multiply)
+    for activation, out in outs.items():
+        results = []
+        for whole in (0, 64):
+            monkeypatch.setattr(linear, "whole_waves", lambda outputs, rows, whole=whole: whole)
+            products(matrix, device).by_library(x, matrix, out.fill_(torch.nan), activation=activation)
+            results.append(out.clone())
+        assert torch.equal(*results)
+    assert calls == [96, 64, 32] * 2
+
+
+@pytest.mark.parametrize(
+    ("outputs", "rows", "whole"),
+    [
+        (28672, 320, 25344),  # 3.4 waves of tiles
+        (51200, 320, 50688),  # 6.1
+        (128256, 320, 126720),  # 15.2
+        (16384, 320, 0),  # 1.9: most multiprocessors have work to the end
+        (6144, 320, 0),  # less than one
+        (25344, 320, 0),  # exactly three
+        (28672, 256, 0),  # other tiles: not measured
+        (28672, 321, 0),
+    ],
+)
+def test_outputs_of_whole_waves(outputs: int, rows: int, whole: int) -> None:
+    assert whole_waves(outputs, rows) == whole
 
 
 @pytest.mark.skipif(not ON_GPU, reason="there is no library to compare with")
