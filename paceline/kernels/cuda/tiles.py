@@ -1,7 +1,8 @@
 """The division of a product into programs. `parts_of` fixes its bits by the matrix alone; `Tiles` only its speed.
 
 Constants were tuned on an H200 (docs/experiments.md, "Parts of narrow matrices", "Programs that fill the device
-evenly"). A program that has a multiprocessor alone prefetches more stages than programs that share one.
+evenly", "A tile for each multiprocessor"). A program that has a multiprocessor alone prefetches more stages than
+programs that share one.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8
 
 FEW_ROWS = 64  # rows up to which a product takes as long as reading its matrix from memory
 SPREAD_ROWS = 128  # rows up to which each part of a product has programs of its own
-FEWER_ROWS = 16  # rows up to which tiles of half the size are faster than the library
+FEWER_ROWS = 16  # rows up to which tiles of fewer outputs are faster than the library
 UNIT = 256  # inputs; a part of K is a multiple of it
 OUTPUTS = 64  # outputs of a tile
 PROCESSORS = 132  # multiprocessors of an H200, for which parts are chosen; others work, perhaps less evenly loaded
 MOST = 0.7  # share of the multiprocessors that programs must have at least
-HALF = 0.45  # share of the multiprocessors from which tiles of half the size give most of them a program
+HALF = 0.45  # share of the multiprocessors from which tiles of fewer outputs give most of them a program
 # (at most 16 rows, gated) → (inputs of a step, stages) for at most 1, 2, 8 and more programs per multiprocessor
 STEPS = {
     (True, True): ((128, 4), (128, 4), (128, 3), (128, 4)),
@@ -37,7 +38,7 @@ STEPS8 = {
 
 def parts_of(outputs: int, inputs: int, *, gated: bool, floats: bool = True) -> int:
     """Choose the number of equal ranges of K: one if tiles give most multiprocessors a program, those of `floats` with
-    half the size; else the smallest number that does, or the one with the most programs. The library computes equal
+    fewer outputs; else the smallest number that does, or the one with the most programs. The library computes equal
     ranges in one call."""
     tiles = triton.cdiv(outputs, OUTPUTS)
     if gated or tiles > (HALF if floats else MOST) * PROCESSORS:
@@ -62,7 +63,7 @@ class Tiles:
     rows: int
     inputs: int  # inputs of a step along K
     stages: int  # stages of the pipeline of loads
-    outputs: int = OUTPUTS
+    outputs: int = OUTPUTS  # of a program; in memory and arithmetic it takes the next power of two
     warps: int = 4
 
     @classmethod
@@ -81,10 +82,16 @@ class Tiles:
             return cls(rows=_power(rows), inputs=64, stages=3)  # scales need memory beside the weights
         programs = triton.cdiv(outputs, each) * parts
         if _halved(outputs, parts, gated):
-            return cls(rows=32, inputs=128, stages=6) if rows > 16 else cls(rows=16, inputs=256, stages=6, outputs=32)
+            return cls(rows=32, inputs=128, stages=6) if rows > FEWER_ROWS else cls._alone(outputs * parts)
         crowd = sum(programs > PROCESSORS * full for full in (1, 2, 8))  # column of STEPS
         inputs, stages = STEPS[rows <= 16, gated][crowd]
         return cls(rows=_power(rows), inputs=inputs, stages=stages, outputs=each)
+
+    @classmethod
+    def _alone(cls, outputs: int) -> Tiles:
+        """Give each multiprocessor one program: two of this size do not fit, so that others would come after it."""
+        each = 8 * triton.cdiv(outputs, 8 * PROCESSORS)
+        return cls(rows=16, inputs=256, stages=6 if each <= 32 else 4, outputs=each)
 
 
 def _power(rows: int) -> int:

@@ -37,13 +37,15 @@ WEIGHTS = {FLOAT: "*bf16", CHANNEL: "*i8", GROUPED: "*u8", NIBBLES: "*u8", FLOAT
 def shared(format: int, rows: int, outputs: int, *, gated: bool, even: bool) -> int:
     tiles = Tiles.of(rows, outputs=outputs, parts=1, gated=gated, format=format, size=2)
     constants: dict[str, Any] = {
-        "BLOCK_N": tiles.outputs,
+        "OUTPUTS": tiles.outputs,
+        "BLOCK_N": triton.next_power_of_2(tiles.outputs),
         "BLOCK_R": tiles.rows,
         "BLOCK_K": tiles.inputs,
         "PARTS": 1,
         "SPREAD": False,
         "FINISHED": True,
         "EVEN": even,
+        "FULL": even,
         "ACTIVATION": SILU if gated else 0,
         "RESIDUAL": False,
         "BIAS": False,

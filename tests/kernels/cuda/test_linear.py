@@ -52,6 +52,24 @@ def test_product(outputs: int, inputs: int, parts: int, rows: int, device: torch
     assert not product.counters.any()
 
 
+@pytest.mark.parametrize(("each", "activation"), [(40, 0), (24, SILU)])
+@pytest.mark.parametrize("outputs", [80, 96])
+@pytest.mark.parametrize("format", ["floats", "fp8"])
+def test_tiles_of_any_number_of_outputs(
+    each: int, activation: int, outputs: int, format: str, device: torch.device, dtype: torch.dtype
+) -> None:
+    """They compute the bits of full ones, and write nothing else, also if the last one has fewer outputs."""
+    x, w = random(3, 512, device, dtype), random(outputs, 512, device, dtype, seed=1)
+    matrix = pack([quantise_fp8(w.float()) if format == "fp8" else w], parts=1, dtype=dtype, device=device)
+    full, some = (torch.full((4, outputs // (2 if activation else 1)), torch.nan, device=device) for _ in range(2))
+    for out, count in ((full, 64), (some, each)):
+        tiles = Tiles(rows=16, inputs=128, stages=2, outputs=count)
+        products(matrix, device).by_tiles(x, matrix, out[:3], activation=activation, tiles=tiles)
+    assert torch.equal(some[:3], full[:3])
+    assert not full[:3].isnan().any()
+    assert some[3].isnan().all()
+
+
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 def test_residual(outputs: int, inputs: int, device: torch.device, dtype: torch.dtype) -> None:
     x, w = random(3, inputs, device, dtype), random(outputs, inputs, device, dtype, seed=1)
@@ -301,10 +319,18 @@ def test_few_rows_have_small_tiles() -> None:
     assert more.rows == 64
 
 
-@pytest.mark.parametrize("rows", [1, 64])
-def test_tiles_of_half_the_size_fill_the_device(rows: int) -> None:
-    tiles = Tiles.of(rows, outputs=4096, parts=parts_of(4096, 14336, gated=False), gated=False, format=FLOAT, size=2)
-    assert MOST * PROCESSORS < 4096 // tiles.outputs * -(-rows // tiles.rows) <= PROCESSORS
+@pytest.mark.parametrize("rows", [1, 16, 64])
+@pytest.mark.parametrize(("outputs", "inputs", "each"), [(4096, 14336, 32), (5120, 25600, 40), (1024, 4096, 32)])
+def test_tiles_of_half_the_size_fill_the_device(rows: int, outputs: int, inputs: int, each: int) -> None:
+    """A second program on some multiprocessors would take as long as the first on all of them."""
+    parts = parts_of(outputs, inputs, gated=False)
+    tiles = Tiles.of(rows, outputs=outputs, parts=parts, gated=False, format=FLOAT, size=2)
+    programs = parts * -(-outputs // tiles.outputs) * -(-rows // tiles.rows)
+    assert tiles.outputs == (each if rows <= 16 else 64)
+    assert MOST * PROCESSORS < programs <= (PROCESSORS if rows <= 16 else 2 * PROCESSORS)
+
+
+def test_fewer_rows_have_tiles_of_half_the_size() -> None:
     assert tiled_rows(4096, 1, gated=False) < tiled_rows(4096, 2, gated=False) == tiled_rows(6144, 1, gated=False)
 
 
