@@ -20,6 +20,7 @@ UNIT = 256  # inputs; a part of K is a multiple of it
 OUTPUTS = 64  # outputs of a tile
 PROCESSORS = 132  # multiprocessors of an H200, for which parts are chosen; others work, perhaps less evenly loaded
 MOST = 0.7  # share of the multiprocessors that programs must have at least
+LEAST_GATED = 96  # outputs of a gated tile, at least: it takes the memory of 128
 HALF = 0.45  # share of the multiprocessors from which tiles of fewer outputs give most of them a program
 # (at most 16 rows, gated) → (inputs of a step, stages) for at most 1, 2, 8 and more programs per multiprocessor
 STEPS = {
@@ -29,7 +30,8 @@ STEPS = {
     (False, False): ((128, 5), (128, 3), (64, 4), (128, 3)),
 }
 # at most 16 rows → (inputs of a step, stages, outputs, warps) of 8-bit floats for at most 1, 2 and more programs per
-# multiprocessor
+# multiprocessor. Tiles of fewer than 64 outputs or 16 rows would have other bits: the compiler takes an instruction
+# whose inputs it orders differently.
 STEPS8 = {
     True: ((256, 6, 64, 4), (256, 4, 64, 4), (128, 4, 64, 4)),
     False: ((128, 6, 64, 8), (128, 4, 64, 4), (128, 4, 128, 8)),
@@ -38,13 +40,15 @@ STEPS8 = {
 
 def parts_of(outputs: int, inputs: int, *, gated: bool, floats: bool = True) -> int:
     """Choose the number of equal ranges of K: one if tiles give most multiprocessors a program, those of `floats` with
-    fewer outputs; else the smallest number that does, or the one with the most programs. The library computes equal
-    ranges in one call."""
+    fewer outputs; else the largest number that gives none two, or the smallest that gives most of them one, or the one
+    with the most programs. The library computes equal ranges in one call."""
     tiles = triton.cdiv(outputs, OUTPUTS)
     if gated or tiles > (HALF if floats else MOST) * PROCESSORS:
         return 1
     even = [parts for parts in (2, 3, 4) if inputs % (parts * UNIT) == 0 and inputs // parts > UNIT]
-    return next((parts for parts in even if tiles * parts > MOST * PROCESSORS), max(even, default=1))
+    most = [parts for parts in even if tiles * parts > MOST * PROCESSORS]
+    alone = [parts for parts in most if tiles * parts <= PROCESSORS]
+    return max(alone or most[:1] or even, default=1)
 
 
 def tiled_rows(outputs: int, parts: int, *, gated: bool) -> int:
@@ -81,17 +85,32 @@ class Tiles:
         if format != FLOAT or size != 2:
             return cls(rows=_power(rows), inputs=64, stages=3)  # scales need memory beside the weights
         programs = triton.cdiv(outputs, each) * parts
+        if rows <= FEWER_ROWS and (even := cls._gated(outputs) if gated else cls._alone(outputs, parts)):
+            return even
         if _halved(outputs, parts, gated):
-            return cls(rows=32, inputs=128, stages=6) if rows > FEWER_ROWS else cls._alone(outputs * parts)
+            return cls(rows=32, inputs=128, stages=6)
         crowd = sum(programs > PROCESSORS * full for full in (1, 2, 8))  # column of STEPS
         inputs, stages = STEPS[rows <= 16, gated][crowd]
         return cls(rows=_power(rows), inputs=inputs, stages=stages, outputs=each)
 
     @classmethod
-    def _alone(cls, outputs: int) -> Tiles:
-        """Give each multiprocessor one program: two of this size do not fit, so that others would come after it."""
-        each = 8 * triton.cdiv(outputs, 8 * PROCESSORS)
+    def _alone(cls, outputs: int, parts: int) -> Tiles | None:
+        """Give each multiprocessor one program of few rows. Two of this size do not fit: others would come after it.
+        None: there are too few outputs or too many."""
+        full = triton.cdiv(outputs, OUTPUTS)
+        if not _halved(outputs, parts, False) and (parts > 1 or not MOST * PROCESSORS <= full <= PROCESSORS):
+            return None
+        each = 8 * triton.cdiv(outputs * parts, 8 * PROCESSORS)
         return cls(rows=16, inputs=256, stages=6 if each <= 32 else 4, outputs=each)
+
+    @classmethod
+    def _gated(cls, outputs: int) -> Tiles | None:
+        """Fill the device in whole turns with gated programs of few rows, two at once on each multiprocessor. None:
+        there are few outputs, or tiles would be too empty."""
+        turns = triton.cdiv(outputs, 2 * OUTPUTS * 2 * PROCESSORS)
+        each = 4 * triton.cdiv(outputs, 4 * 2 * PROCESSORS * turns)
+        few = outputs <= 2 * OUTPUTS * PROCESSORS
+        return None if few or each < LEAST_GATED else cls(rows=16, inputs=128, stages=3, outputs=each)
 
 
 def _power(rows: int) -> int:
