@@ -8,7 +8,7 @@ a row's result never depends on the other rows. `parts` depends on the matrix al
     out[r, n] = epilogue( Σ_k x[r, k] · w[n, k] + bias[n] )        epilogue: nothing, + residual, or act(gate) · up
 
 The sum is rounded to the type of `out` before the epilogue. The weight is the first factor (tile [outputs, k] times [k,
-rows]), since tensor cores accept few rows only as the second factor. Beyond 64 rows, or 16 if tiles have half the size,
+rows]), since tensor cores accept few rows only as the second factor. Beyond 64 rows, or 16 if tiles have fewer outputs,
 there are several ways: cuBLAS, "the library", which may be told not to divide K, and the blocks of `many`. At the start
 the first product of a shape and number of rows tries them on random numbers. Of those with the bits of the tiles it
 keeps the library, or from 1,024 rows on the fastest. The library may compute the outputs behind the last whole wave of
@@ -235,7 +235,7 @@ class Products:
             format=matrix.format,
             size=x.element_size(),
         )
-        spread = _spread(x, matrix)
+        spread, block = _spread(x, matrix), triton.next_power_of_2(tiles.outputs)
         programs = triton.cdiv(matrix.outputs, tiles.outputs) * triton.cdiv(rows, tiles.rows)
         tile_product[(programs, matrix.parts if spread else 1)](
             x,
@@ -251,13 +251,15 @@ class Products:
             inputs,
             triton.cdiv(inputs, matrix.parts * UNIT) * UNIT,
             x.stride(0),
-            BLOCK_N=tiles.outputs,
+            OUTPUTS=tiles.outputs,
+            BLOCK_N=block,
             BLOCK_R=tiles.rows,
             BLOCK_K=tiles.inputs,
             PARTS=matrix.parts,
             SPREAD=spread,
             FINISHED=finished,
-            EVEN=inputs % UNIT == 0 and matrix.outputs % tiles.outputs == 0,
+            EVEN=inputs % UNIT == 0,
+            FULL=tiles.outputs == block and matrix.outputs % block == 0,
             ACTIVATION=activation,
             RESIDUAL=residual is not None,
             BIAS=matrix.bias is not None,

@@ -92,18 +92,19 @@ def tile_product(
     rows, outputs, inputs,
     share,  # inputs of a part
     x_stride,
-    BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr, SPREAD: tl.constexpr,
-    FINISHED: tl.constexpr, EVEN: tl.constexpr, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, BIAS: tl.constexpr,
-    FORMAT: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+    OUTPUTS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr,
+    SPREAD: tl.constexpr, FINISHED: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr, ACTIVATION: tl.constexpr,
+    RESIDUAL: tl.constexpr, BIAS: tl.constexpr, FORMAT: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip  # a name a line would hide the shape
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row_blocks = tl.cdiv(rows, BLOCK_R)
     program = tl.program_id(0)
     tile, block = program // row_blocks, program % row_blocks
-    n = (tile * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    n = (tile * OUTPUTS + tl.arange(0, BLOCK_N)).to(tl.int64)
     r = (block * BLOCK_R + tl.arange(0, BLOCK_R)).to(tl.int64)
-    known_n = n < outputs
+    known_n = (n < outputs) & (tl.arange(0, BLOCK_N) < OUTPUTS)
     known_r = r < rows
     if AHEAD >= 64 and FORMAT == 0:
         _fetch(w, n, tl.program_id(1) * share, inputs, known_n, AHEAD)
@@ -145,7 +146,10 @@ def tile_product(
                     wanted = (at // 64 * 128 < last)[None, :]
                 else:
                     place, wanted = n[:, None] * inputs + k[None, :], (k < last)[None, :]
-                wt = tl.load(w + place) if EVEN else tl.load(w + place, mask=known_n[:, None] & wanted, other=0)
+                if EVEN and FULL:
+                    wt = tl.load(w + place)
+                else:
+                    wt = tl.load(w + place, mask=known_n[:, None] if EVEN else known_n[:, None] & wanted, other=0)
                 wt = _unpaired(wt, xt.dtype) if FORMAT == 4 else wt.to(xt.dtype)
                 acc = tl.dot(wt, tl.trans(xt), acc, input_precision="ieee")
         total += acc
@@ -171,18 +175,23 @@ def tile_product(
             total *= tl.load(scale + n, mask=known_n, other=0.0)[None, :]
         if BIAS:
             total += tl.load(bias + n, mask=known_n, other=0.0)[None, :]
-        _end(total, out, residual, r, tile, rows, outputs, ACTIVATION, RESIDUAL)
+        _end(total, out, residual, r, tile, rows, outputs, OUTPUTS, ACTIVATION, RESIDUAL)
 
 
 @triton.jit
-def _end(total, out, residual, r, tile, rows, outputs, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr):
+def _end(
+    total, out, residual, r, tile, rows, outputs,
+    OUTPUTS: tl.constexpr, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr,
+):  # fmt: skip  # a name a line would hide the shape
     """Apply the gate or add the residual, and store a tile of the product."""
+    EACH: tl.constexpr = OUTPUTS // 2 if ACTIVATION > 0 else OUTPUTS
     if ACTIVATION > 0:
         total = gated(total, out.dtype.element_ty, ACTIVATION)
         outputs = outputs // 2
-    n = tile.to(tl.int64) * total.shape[1] + tl.arange(0, total.shape[1])
+    i = tl.arange(0, total.shape[1])
+    n = tile.to(tl.int64) * EACH + i
     at = r[:, None] * outputs + n[None, :]
-    known = (r < rows)[:, None] & (n < outputs)[None, :]
+    known = (r < rows)[:, None] & ((i < EACH) & (n < outputs))[None, :]
     if RESIDUAL:
         total = added(total, tl.load(residual + at, mask=known, other=0.0), out.dtype.element_ty)
     tl.store(out + at, total.to(out.dtype.element_ty), mask=known)

@@ -1,7 +1,8 @@
 """The division of a product into programs. `parts_of` fixes its bits by the matrix alone; `Tiles` only its speed.
 
 Constants were tuned on an H200 (docs/experiments.md, "Parts of narrow matrices", "Programs that fill the device
-evenly"). A program that has a multiprocessor alone prefetches more stages than programs that share one.
+evenly", "A tile for each multiprocessor"). A program that has a multiprocessor alone prefetches more stages than
+programs that share one.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8
 
 FEW_ROWS = 64  # rows up to which a product takes as long as reading its matrix from memory
 SPREAD_ROWS = 128  # rows up to which each part of a product has programs of its own
-FEWER_ROWS = 16  # rows up to which tiles of half the size are faster than the library
+FEWER_ROWS = 16  # rows up to which tiles of fewer outputs are faster than the library
 UNIT = 256  # inputs; a part of K is a multiple of it
 OUTPUTS = 64  # outputs of a tile
 PROCESSORS = 132  # multiprocessors of an H200, for which parts are chosen; others work, perhaps less evenly loaded
 MOST = 0.7  # share of the multiprocessors that programs must have at least
-HALF = 0.45  # share of the multiprocessors from which tiles of half the size give most of them a program
+LEAST_GATED = 96  # outputs of a gated tile, at least: it takes the memory of 128
+HALF = 0.45  # share of the multiprocessors from which tiles of fewer outputs give most of them a program
 LIBRARY_OUTPUTS = 128  # outputs of the tiles that cuBLAS chooses for LIBRARY_ROWS; they have 160 rows
 LIBRARY_ROWS = range(257, 321)  # rows for which whole waves are computed apart; 320 were measured
 # (at most 16 rows, gated) → (inputs of a step, stages) for at most 1, 2, 8 and more programs per multiprocessor
@@ -30,7 +32,8 @@ STEPS = {
     (False, False): ((128, 5), (128, 3), (64, 4), (128, 3)),
 }
 # at most 16 rows → (inputs of a step, stages, outputs, warps) of 8-bit floats for at most 1, 2 and more programs per
-# multiprocessor
+# multiprocessor. Tiles of fewer than 64 outputs or 16 rows would have other bits: the compiler takes an instruction
+# whose inputs it orders differently.
 STEPS8 = {
     True: ((256, 6, 64, 4), (256, 4, 64, 4), (128, 4, 64, 4)),
     False: ((128, 6, 64, 8), (128, 4, 64, 4), (128, 4, 128, 8)),
@@ -39,13 +42,15 @@ STEPS8 = {
 
 def parts_of(outputs: int, inputs: int, *, gated: bool, floats: bool = True) -> int:
     """Choose the number of equal ranges of K: one if tiles give most multiprocessors a program, those of `floats` with
-    half the size; else the smallest number that does, or the one with the most programs. The library computes equal
-    ranges in one call."""
+    fewer outputs; else the largest number that gives none two, or the smallest that gives most of them one, or the one
+    with the most programs. The library computes equal ranges in one call."""
     tiles = triton.cdiv(outputs, OUTPUTS)
     if gated or tiles > (HALF if floats else MOST) * PROCESSORS:
         return 1
     even = [parts for parts in (2, 3, 4) if inputs % (parts * UNIT) == 0 and inputs // parts > UNIT]
-    return next((parts for parts in even if tiles * parts > MOST * PROCESSORS), max(even, default=1))
+    most = [parts for parts in even if tiles * parts > MOST * PROCESSORS]
+    alone = [parts for parts in most if tiles * parts <= PROCESSORS]
+    return max(alone or most[:1] or even, default=1)
 
 
 def tiled_rows(outputs: int, parts: int, *, gated: bool) -> int:
@@ -73,7 +78,7 @@ class Tiles:
     rows: int
     inputs: int  # inputs of a step along K
     stages: int  # stages of the pipeline of loads
-    outputs: int = OUTPUTS
+    outputs: int = OUTPUTS  # of a program; in memory and arithmetic it takes the next power of two
     warps: int = 4
 
     @classmethod
@@ -91,11 +96,32 @@ class Tiles:
         if format != FLOAT or size != 2:
             return cls(rows=_power(rows), inputs=64, stages=3)  # scales need memory beside the weights
         programs = triton.cdiv(outputs, each) * parts
+        if rows <= FEWER_ROWS and (even := cls._gated(outputs) if gated else cls._alone(outputs, parts)):
+            return even
         if _halved(outputs, parts, gated):
-            return cls(rows=32, inputs=128, stages=6) if rows > 16 else cls(rows=16, inputs=256, stages=6, outputs=32)
+            return cls(rows=32, inputs=128, stages=6)
         crowd = sum(programs > PROCESSORS * full for full in (1, 2, 8))  # column of STEPS
         inputs, stages = STEPS[rows <= 16, gated][crowd]
         return cls(rows=_power(rows), inputs=inputs, stages=stages, outputs=each)
+
+    @classmethod
+    def _alone(cls, outputs: int, parts: int) -> Tiles | None:
+        """Give each multiprocessor one program of few rows. Two of this size do not fit: others would come after it.
+        None: there are too few outputs or too many."""
+        full = triton.cdiv(outputs, OUTPUTS)
+        if not _halved(outputs, parts, False) and (parts > 1 or not MOST * PROCESSORS <= full <= PROCESSORS):
+            return None
+        each = 8 * triton.cdiv(outputs * parts, 8 * PROCESSORS)
+        return cls(rows=16, inputs=256, stages=6 if each <= 32 else 4, outputs=each)
+
+    @classmethod
+    def _gated(cls, outputs: int) -> Tiles | None:
+        """Fill the device in whole turns with gated programs of few rows, two at once on each multiprocessor. None:
+        there are few outputs, or tiles would be too empty."""
+        turns = triton.cdiv(outputs, 2 * OUTPUTS * 2 * PROCESSORS)
+        each = 4 * triton.cdiv(outputs, 4 * 2 * PROCESSORS * turns)
+        few = outputs <= 2 * OUTPUTS * PROCESSORS
+        return None if few or each < LEAST_GATED else cls(rows=16, inputs=128, stages=3, outputs=each)
 
 
 def _power(rows: int) -> int:

@@ -36,14 +36,17 @@ WEIGHTS = {FLOAT: "*bf16", CHANNEL: "*i8", GROUPED: "*u8", NIBBLES: "*u8", FLOAT
 
 def shared(format: int, rows: int, outputs: int, *, gated: bool, even: bool) -> int:
     tiles = Tiles.of(rows, outputs=outputs, parts=1, gated=gated, format=format, size=2)
+    block = triton.next_power_of_2(tiles.outputs)
     constants: dict[str, Any] = {
-        "BLOCK_N": tiles.outputs,
+        "OUTPUTS": tiles.outputs,
+        "BLOCK_N": block,
         "BLOCK_R": tiles.rows,
         "BLOCK_K": tiles.inputs,
         "PARTS": 1,
         "SPREAD": False,
         "FINISHED": True,
         "EVEN": even,
+        "FULL": even and tiles.outputs == block,
         "ACTIVATION": SILU if gated else 0,
         "RESIDUAL": False,
         "BIAS": False,
@@ -213,7 +216,9 @@ if __name__ == "__main__":
     for name, format in FORMATS.items():
         for gated in (False, True) if "all" in sys.argv else (True,):
             found[f"{name}, 64 rows{', gated' if gated else ''}"] = shared(format, 64, 4096, gated=gated, even=False)
-    found["float, 1 row"] = shared(FLOAT, 1, 4096, gated=False, even=True)
+    found["float, 1 row"] = shared(FLOAT, 1, 5120, gated=False, even=True)
+    if "all" in sys.argv:
+        found["float, 1 row, gated"] = shared(FLOAT, 1, 51200, gated=True, even=True)
     for block in BLOCKS:
         found[f"{block}, two parts"] = blocks(block, parts=2)
         if "all" in sys.argv:

@@ -52,6 +52,24 @@ def test_product(outputs: int, inputs: int, parts: int, rows: int, device: torch
     assert not product.counters.any()
 
 
+@pytest.mark.parametrize(("each", "activation"), [(40, 0), (48, SILU)])
+@pytest.mark.parametrize("outputs", [80, 96])
+@pytest.mark.parametrize("format", ["floats", "fp8"])
+def test_tiles_of_any_number_of_outputs(
+    each: int, activation: int, outputs: int, format: str, device: torch.device, dtype: torch.dtype
+) -> None:
+    """They compute the bits of full ones, and write nothing else, also if the last one has fewer outputs."""
+    x, w = random(3, 512, device, dtype), random(outputs, 512, device, dtype, seed=1)
+    matrix = pack([quantise_fp8(w.float()) if format == "fp8" else w], parts=1, dtype=dtype, device=device)
+    full, some = (torch.full((4, outputs // (2 if activation else 1)), torch.nan, device=device) for _ in range(2))
+    for out, count in ((full, 64), (some, each)):
+        tiles = Tiles(rows=16, inputs=128, stages=2, outputs=count)
+        products(matrix, device).by_tiles(x, matrix, out[:3], activation=activation, tiles=tiles)
+    assert torch.equal(some[:3], full[:3])
+    assert not full[:3].isnan().any()
+    assert some[3].isnan().all()
+
+
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 def test_residual(outputs: int, inputs: int, device: torch.device, dtype: torch.dtype) -> None:
     x, w = random(3, inputs, device, dtype), random(outputs, inputs, device, dtype, seed=1)
@@ -354,10 +372,36 @@ def test_few_rows_have_small_tiles() -> None:
     assert more.rows == 64
 
 
-@pytest.mark.parametrize("rows", [1, 64])
-def test_tiles_of_half_the_size_fill_the_device(rows: int) -> None:
-    tiles = Tiles.of(rows, outputs=4096, parts=parts_of(4096, 14336, gated=False), gated=False, format=FLOAT, size=2)
-    assert MOST * PROCESSORS < 4096 // tiles.outputs * -(-rows // tiles.rows) <= PROCESSORS
+@pytest.mark.parametrize("rows", [1, 16, 64])
+@pytest.mark.parametrize(("outputs", "inputs", "each"), [(4096, 14336, 32), (5120, 25600, 40), (1024, 4096, 32)])
+def test_tiles_of_fewer_outputs_fill_the_device(rows: int, outputs: int, inputs: int, each: int) -> None:
+    """A second program on some multiprocessors would take as long as the first on all of them."""
+    parts = parts_of(outputs, inputs, gated=False)
+    tiles = Tiles.of(rows, outputs=outputs, parts=parts, gated=False, format=FLOAT, size=2)
+    programs = parts * -(-outputs // tiles.outputs) * -(-rows // tiles.rows)
+    assert tiles.outputs == (each if rows <= 16 else 64)
+    assert MOST * PROCESSORS < programs <= (PROCESSORS if rows <= 16 else 2 * PROCESSORS)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "gated", "each"),
+    [
+        (6144, False, 48),
+        (10240, False, 64),
+        (51200, True, 100),
+        (28672, True, 112),
+        (34816, True, 128),
+        (512, True, 128),
+    ],
+)
+def test_few_rows_fill_the_device_in_whole_turns(outputs: int, gated: bool, each: int) -> None:
+    """Gated tiles run two at once on a multiprocessor, but for those that would be too empty."""
+    tiles = Tiles.of(16, outputs=outputs, parts=1, gated=gated, format=FLOAT, size=2)
+    assert tiles.outputs == each
+    assert Tiles.of(17, outputs=outputs, parts=1, gated=gated, format=FLOAT, size=2).outputs == (128 if gated else 64)
+
+
+def test_products_of_fewer_outputs_go_to_the_library_earlier() -> None:
     assert tiled_rows(4096, 1, gated=False) < tiled_rows(4096, 2, gated=False) == tiled_rows(6144, 1, gated=False)
 
 
@@ -369,6 +413,8 @@ def test_tiles_of_half_the_size_fill_the_device(rows: int) -> None:
         (5120, 25600, 1),
         (10240, 5120, 1),
         (2048, 8192, 4),
+        (2048, 6144, 4),
+        (3072, 8192, 2),
         (576, 1536, 3),
         (96, 576, 1),
     ],
