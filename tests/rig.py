@@ -10,7 +10,7 @@ from paceline.config import EngineConfig
 from paceline.drafters.base import Drafter
 from paceline.drafters.copy import CopyDrafter
 from paceline.drafters.eagle.drafter import EagleDrafter
-from paceline.drafters.eagle.on_device import EagleOnDevice
+from paceline.drafters.eagle.on_device import drafter_of_head
 from paceline.drafters.guard import Guard
 from paceline.drafters.medusa import MedusaDrafter, MedusaOnDevice
 from paceline.drafters.model import ModelDrafter, ModelOnDevice
@@ -90,7 +90,7 @@ class EagleMade:
     taps: tuple[int, int, int] = (0, 1, 1)
     vocab_size: int = VOCAB
     copy: int = 0
-    branches: int = 1  # on a device
+    branches: int | None = 1  # on a device; None: by the number of sequences
 
     def __call__(self, context: BuildContext, backend: str) -> Drafter:
         drafter = EagleDrafter(
@@ -108,9 +108,8 @@ class EagleMade:
     def on_device(self, target: Forward, backend: str) -> DeviceDrafter:
         pages = target.kv.num_pages
         head = cuda_head(self.head, target) if backend == "cuda" else self.forward(target, backend, pages, CONTEXT)
-        most = 8 if self.branches > 1 else 5
-        options = {"max_draft": most, "min_confidence": self.min_confidence, "branches": self.branches}
-        return EagleOnDevice(head, taps=self.taps, **options)
+        options = {} if self.branches is None else {"branches": self.branches}
+        return drafter_of_head(head, self.taps, options | {"min_confidence": self.min_confidence})
 
     @property
     def head(self) -> EagleHead:
@@ -192,6 +191,7 @@ DEVICE_RIGS: Mapping[str, Model | LookupOnDevice | EagleMade | MedusaMade] = {
     "eagle-narrow": EagleMade(draft_vocab=40),
     "eagle-hesitant": EagleMade(min_confidence=0.05),
     "eagle-tree": EagleMade(draft_vocab=40, branches=3),
+    "eagle-by-seats": EagleMade(branches=None),
     "eagle-thin-tree": EagleMade(min_confidence=0.02, branches=2),
     "medusa": MedusaMade(),
 }

@@ -33,7 +33,7 @@ from paceline.engine.stepper import Landing
 from paceline.kv.following import Reader
 from paceline.kv.pages import PagePool
 from paceline.runner.lanes import Lanes
-from paceline.runner.rounds.protocol import Chunk, Landed, Offer, Rounds, Seat, Ticket, Times, drafts_trees
+from paceline.runner.rounds.protocol import Chunk, Landed, Offer, Rounds, Seat, Ticket, Times, drafter_of, drafts_trees
 from paceline.types import Off, OffKind, Rule, Verdict
 
 DEPTH = 1  # steps that may be in flight while the host plans another
@@ -242,7 +242,8 @@ class DeviceStepper:
     def _seats(self, works: Seq[Work], offers: Mapping[int, Offer], drafter: str | None) -> list[Seat]:
         """Make the seats of works; if nothing has changed, a seat is that of the sequence's step before."""
         price = self._governor.seat_price(drafter) if drafter is not None else 0.0
-        tree, reads = drafts_trees(self._rounds.drafters.get(drafter or "")), self._drafters.reads
+        by = drafter_of(self._rounds.drafters.get(drafter or ""), len(works), self._rounds.max_draft)
+        tree, reads = drafts_trees(by), self._drafters.reads
         if self._kept_for != (price, tree):
             self._kept_for = price, tree
             self._kept_seats.clear()

@@ -22,7 +22,7 @@ from paceline.engine.host_times import HostTimes
 from paceline.engine.pace import Others, Pace
 from paceline.engine.rests import MAX_REST, PLAIN, Chance, Rests, Trials, rest_after, speeds
 from paceline.engine.sequence import Sequence
-from paceline.runner.rounds.protocol import Rounds, levels_of, longest_draft
+from paceline.runner.rounds.protocol import Rounds, drafter_of, levels_of, longest_draft
 from paceline.types import Off, OffKind
 
 # Prices (probabilities) that `Ask` carries until some are measured: about those of SmolLM2 on two cores. Without them
@@ -70,8 +70,9 @@ class Governor:
         self._judged: set[str | None] = set()  # drafters with drafts that were judged since the last step was planned
         self._others: defaultdict[str | None, Others] = defaultdict(Others)  # by drafter
         self.host = HostTimes()
-        self._limits: dict[str, int] = {}  # drafter → tokens of its longest draft
-        self._known_levels: dict[str, list[int]] = {}  # drafter → levels of drafts of 0, 1, … tokens
+        self._limits: dict[tuple[str, int], int] = {}  # drafter, sequences → tokens of the longest draft
+        # drafter, sequences → levels of drafts of 0, 1, … tokens
+        self._known_levels: dict[tuple[str, int], list[int]] = {}
         self._enders: dict[str, bool] = {}  # drafter → whether it ends drafts itself
 
     def draft_lengths(self, sequences: Seq[Sequence], *, running: int, rows: int) -> list[int]:
@@ -84,7 +85,8 @@ class Governor:
         for sequence in sequences:
             drafter = sequence.drafter
             if drafter is not None and drafter not in terms:
-                terms[drafter] = self._terms(drafter, running, by_cost=drafter not in seconds)
+                by_cost = drafter not in seconds
+                terms[drafter] = self._terms(drafter, running, batch=len(sequences), by_cost=by_cost)
             if sequence.sampler.grammar is not None or (drafter is not None and drafter not in resting):
                 wishes.append(self._wish(sequence, running, terms.get(drafter or "")))
             else:
@@ -162,7 +164,7 @@ class Governor:
         affordable = self._affordable(sequence, pace) if terms.weighed else None
         return limit if affordable is None or (affordable and terms.ends_drafts) else min(limit, affordable)
 
-    def _terms(self, drafter: str, running: int, *, by_cost: bool) -> Terms:
+    def _terms(self, drafter: str, running: int, *, batch: int, by_cost: bool) -> Terms:
         guard, config = self._drafters.get(drafter), self._config
         off = None
         if guard is not None and guard.out is not None:
@@ -170,7 +172,7 @@ class Governor:
         elif running > config.max_draft_batch:
             off = Off(OffKind.BATCH, f"{running} sequences run, more than max_draft_batch {config.max_draft_batch}")
         weighed = by_cost and self._weighs_cost
-        return Terms(off, self._longest(drafter), self._ends_drafts(drafter), weighed)
+        return Terms(off, self._longest(drafter, batch), self._ends_drafts(drafter), weighed)
 
     def _forced(self, sequence: Sequence, running: int, useful: int) -> int:
         """Count the next tokens, behind all that may be in flight, that the grammar forces: they need no drafter, and
@@ -188,26 +190,27 @@ class Governor:
             return Off(OffKind.GRAMMAR, "the grammar's masks take long: the tokens of a draft would wait for them")
         return None
 
-    def _longest(self, drafter: str) -> int:
-        """Return the tokens of a drafter's longest draft: limits that never change."""
-        if drafter not in self._limits:
+    def _longest(self, drafter: str, batch: int) -> int:
+        """Return the tokens of a drafter's longest draft for one of `batch` sequences: limits that never change."""
+        if (drafter, batch) not in self._limits:
             rounds, limits = self._rounds, [self._config.max_draft]
             if drafter in self._drafters:
                 limits.append(self._drafters[drafter].max_draft)
             if rounds is not None:
-                inside = rounds.drafters.get(drafter)
+                inside = drafter_of(rounds.drafters.get(drafter), batch, rounds.max_draft)
                 limits.append(rounds.max_draft if inside is None else longest_draft(inside, rounds.max_draft))
-            self._limits[drafter] = min(limits)
-        return self._limits[drafter]
+            self._limits[drafter, batch] = min(limits)
+        return self._limits[drafter, batch]
 
-    def _levels(self, drafter: str) -> Seq[int]:
-        """Return the levels of drafts of 0, 1, … tokens."""
-        if drafter not in self._known_levels:
+    def _levels(self, drafter: str, batch: int) -> Seq[int]:
+        """Return the levels of drafts of 0, 1, … tokens for each of `batch` sequences."""
+        if (drafter, batch) not in self._known_levels:
             rounds = self._rounds
             assert rounds is not None, "only rounds on a device have a table of levels"
-            by, most = rounds.drafters.get(drafter), min(self._config.max_draft, rounds.max_draft)
-            self._known_levels[drafter] = [levels_of(by, length, rounds.max_draft) for length in range(most + 1)]
-        return self._known_levels[drafter]
+            by = drafter_of(rounds.drafters.get(drafter), batch, rounds.max_draft)
+            lengths = range(min(self._config.max_draft, rounds.max_draft) + 1)
+            self._known_levels[drafter, batch] = [levels_of(by, length, rounds.max_draft) for length in lengths]
+        return self._known_levels[drafter, batch]
 
     def _ends_drafts(self, drafter: str) -> bool:
         if drafter not in self._enders:
@@ -280,7 +283,7 @@ class Governor:
     def _device_table(self, drafter: str, *, batch: int) -> list[float]:
         """Return seconds that the device needs: measured, or from a line through the measured ones."""
         assert self._rounds is not None
-        lengths = range(min(self._config.max_draft, self._rounds.max_draft) + 1)
+        lengths = range(self._longest(drafter, batch) + 1)
         measured = [self._rounds.round_seconds(batch, length, drafter) for length in lengths]
         known = [(length, seconds) for length, seconds in enumerate(measured) if seconds is not None]
         if len(known) < 2:
@@ -309,8 +312,9 @@ class Governor:
     def _best_length(self, sequences: Seq[Sequence], wishes: Seq[int], drafter: str, seconds: list[float]) -> int:
         others, pairs = self._others[drafter], [*zip(sequences, wishes, strict=True)]
         chances = [Chance(*s.pace.recent(others), wish) if wish else PLAIN for s, wish in pairs]
-        speed = speeds(chances, seconds, self._levels(drafter))
-        length, batch = speed.index(max(speed)), len(sequences)
+        batch = len(sequences)
+        speed = speeds(chances, seconds, self._levels(drafter, batch))
+        length = speed.index(max(speed))
         tried = self._trials.end(drafter, pays=length > 0)
         self._best[drafter] = Best(length, batch, min(batch // LOOK_SEQUENCES, MAX_KEPT), seconds)
         if length:
@@ -327,7 +331,8 @@ class Governor:
         already, if even perfect drafts would not pay, or after a trial; `tried`: rounds of the rest after that."""
         if drafter in self._rests:
             return 0
-        perfect = speeds([Chance(1.0, 1.0, wish) for wish in wishes], seconds, self._levels(drafter))
+        levels = self._levels(drafter, len(wishes))
+        perfect = speeds([Chance(1.0, 1.0, wish) for wish in wishes], seconds, levels)
         length = speed.index(max(speed[1:])) if max(perfect) > perfect[0] else 0
         rounds = rest_after(seconds[length] / seconds[0] - 1) if length else MAX_REST
         self._rests.begin(drafter, batch=len(wishes), rounds=min(rounds, tried) if tried else rounds)

@@ -15,7 +15,7 @@ from collections.abc import Sequence as Seq
 
 from paceline.engine.scheduler import Work
 from paceline.engine.sequence import Sequence
-from paceline.runner.rounds.protocol import Chunk, Rounds, head_of, held_by, longest_draft
+from paceline.runner.rounds.protocol import Chunk, Rounds, added_by, head_of, held_by
 
 
 class Hearing:
@@ -66,7 +66,7 @@ class Hearing:
 
     def _usual(self, drafter: str) -> int:
         """Return the number of states that a round adds at most, and that a draft itself reads."""
-        return 1 + longest_draft(self._rounds.drafters[drafter], self._rounds.max_draft)
+        return added_by(self._rounds.drafters[drafter], self._rounds.max_draft)
 
 
 def _unheard(sequence: Sequence) -> int:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.rules import BUILT_IN, Rule
@@ -93,6 +93,7 @@ class Drafts:
     finds_fewer: bool  # see DeviceDrafter
     plain: bool = False  # True: plain rounds of its sequences are its own, because it reads along
     whole: bool = False  # True: rounds draft for the longest draft alone, see `protocol.passed_length`
+    seats: tuple[int, ...] = ()  # sizes of rounds that have such drafts, see `Grid.sizes`; none: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,10 @@ class Grid:
         power = 1 << (count - 1).bit_length()
         three_quarters = power * 3 // 4
         return min(three_quarters if power >= 4 and count <= three_quarters else power, self.lanes)
+
+    def sizes(self) -> list[int]:
+        """List the numbers of seats of buckets, the largest first: rounds of large batches serve smaller ones."""
+        return sorted({self.seats(count) for count in range(1, self.lanes + 1)}, reverse=True)
 
     def draft(self, length: int, *, finds_fewer: bool) -> int:
         """Return the draft length of the bucket for drafts of at most `length` tokens."""
@@ -138,7 +143,7 @@ class Grid:
             return 0
         return 1 + next((known for known in TOPS if top <= known), 1 << (top - 1).bit_length())
 
-    def start(self, drafters: Mapping[str, Drafts], *, offers: int = 0, scores: int = 0) -> Iterator[Bucket]:
+    def start(self, drafters: Collection[tuple[str, Drafts]], *, offers: int = 0, scores: int = 0) -> Iterator[Bucket]:
         """Yield the buckets that traffic will need, the most useful first. `offers`: tokens of the host's drafts;
         `scores`: of rounds that edit, score and draw with masks, 0 if there is no memory for them.
 
@@ -146,12 +151,14 @@ class Grid:
         sampling parameters and grammars; all later ones make some steps cheaper. Rules beside the coupled one are not
         among them: their first rounds run eagerly."""
         plain = self._buckets(None)
-        plain += [bucket for name, drafts in drafters.items() if drafts.plain for bucket in self._buckets(name)]
+        plain += [
+            bucket for name, drafts in drafters if drafts.plain for bucket in self._buckets(name, seats=drafts.seats)
+        ]
         whole = [
             (bucket, drafts.finds_fewer)
-            for name, drafts in drafters.items()
+            for name, drafts in drafters
             for draft in self._lengths(drafts)
-            for bucket in self._buckets(name, draft=draft)
+            for bucket in self._buckets(name, draft=draft, seats=drafts.seats)
         ]
         lengths = self._lengths(Drafts(offers, finds_fewer=True))
         whole += [(bucket, True) for length in lengths for bucket in self._buckets(None, offers=length)]
@@ -179,22 +186,22 @@ class Grid:
         largest = self.contexts()[0]
         return next((i for i, bucket in enumerate(buckets) if bucket.context != largest), len(buckets))
 
-    def samples(self, drafters: Mapping[str, Drafts]) -> Iterator[Bucket]:
+    def samples(self, drafters: Collection[tuple[str, Drafts]]) -> Iterator[Bucket]:
         """Yield buckets that together need every kernel of the grid's: drafts of all lengths with the largest context,
         and the longest ones, beside offers, with every context: by it, and by the seats, attention is divided. One
         seat with a rule of its own needs the kernels of all rules."""
         offers = (0, *self._lengths(Drafts(self.max_draft, finds_fewer=True)))
-        drafting = [(name, draft, 0) for name, drafts in drafters.items() for draft in self._lengths(drafts)]
-        for drafter, draft, offered in (*drafting, *((None, 0, offered) for offered in offers[1:])):
-            one = self._buckets(drafter, draft=draft, offers=offered)[-1]
+        drafting = [(name, draft, 0, drafts.seats) for name, drafts in drafters for draft in self._lengths(drafts)]
+        for drafter, draft, offered, seats in (*drafting, *((None, 0, offered, ()) for offered in offers[1:])):
+            one = self._buckets(drafter, draft=draft, offers=offered, seats=seats)[-1]
             yield replace(one, rules=(Rule.THRESHOLD,), judged=1)
-        for name, drafts in drafters.items():
+        for name, drafts in drafters:
             for draft in (*self._lengths(drafts)[1:], *([0] if drafts.plain else [])):
-                yield from self._buckets(name, draft=draft)
-        longest: list[tuple[str | None, int]] = [(None, 0)]
-        longest += [(name, self._lengths(drafts)[0]) for name, drafts in drafters.items()]
-        for (drafter, draft), offered, context in itertools.product(longest, offers, self.contexts()):
-            buckets = self._buckets(drafter, draft=draft, offers=offered)
+                yield from self._buckets(name, draft=draft, seats=drafts.seats)
+        longest: list[tuple[str | None, int, tuple[int, ...]]] = [(None, 0, ())]
+        longest += [(name, self._lengths(drafts)[0], drafts.seats) for name, drafts in drafters]
+        for (drafter, draft, seats), offered, context in itertools.product(longest, offers, self.contexts()):
+            buckets = self._buckets(drafter, draft=draft, offers=offered, seats=seats)
             yield from (replace(bucket, context=context) for bucket in buckets)
 
     def _all_rows(self, bucket: Bucket, *, finds_fewer: bool = True) -> list[Bucket]:
@@ -205,19 +212,20 @@ class Grid:
         }
         return [replace(bucket, rows=rows) for rows in sorted(counts, reverse=True)]
 
-    def _buckets(self, drafter: str | None, *, draft: int = 0, offers: int = 0) -> list[Bucket]:
-        """List the buckets with the most rows, large batches first: they serve smaller ones."""
-        counts = sorted({self.seats(count) for count in range(1, self.lanes + 1)}, reverse=True)
+    def _buckets(
+        self, drafter: str | None, *, draft: int = 0, offers: int = 0, seats: Sequence[int] = ()
+    ) -> list[Bucket]:
+        """List the buckets with the most rows, large batches first. `seats`: their sizes; none: all."""
         return [
             Bucket(
-                seats=seats,
-                rows=self._most_rows(seats, max(draft, offers)),
+                seats=count,
+                rows=self._most_rows(count, max(draft, offers)),
                 draft=draft,
                 drafter=drafter,
                 context=self.longest,
                 offers=offers,
             )
-            for seats in counts
+            for count in seats or self.sizes()
         ]
 
     def _able(self, buckets: Sequence[Bucket], scores: int) -> list[Bucket]:

@@ -27,7 +27,7 @@ from paceline.kernels.states_reference import HeldStates
 from paceline.runner.forwards.cuda import CudaForward
 from paceline.runner.rounds import dummies
 from paceline.runner.rounds.batch_times import BatchTimes
-from paceline.runner.rounds.buckets import TOPS, Bucket, Drafts, Grid
+from paceline.runner.rounds.buckets import TOPS, Bucket, Grid
 from paceline.runner.rounds.cuda_chunks import NOTHING_READ, ChunkReader, ReadChunks
 from paceline.runner.rounds.cuda_draft import on_cuda
 from paceline.runner.rounds.cuda_round import CudaRound
@@ -43,10 +43,10 @@ from paceline.runner.rounds.protocol import (
     Landed,
     Seat,
     Times,
+    drafter_of,
     drafts_trees,
     head_of,
     held_by,
-    longest_draft,
     passed_length,
     read_all,
     reads_prediction,
@@ -56,7 +56,7 @@ from paceline.runner.rounds.recorder import Recorder
 from paceline.runner.rounds.rules import Judge
 from paceline.runner.rounds.scores import Scorer
 from paceline.runner.rounds.upload import MaskTables, Upload, first_masks
-from paceline.runner.rounds.wanted import OFFERED, WantedBuckets, looks_up
+from paceline.runner.rounds.wanted import OFFERED, WantedBuckets, drafts_of, looks_up
 from paceline.sampling.sampler import Sampler
 from paceline.sampling.words import Branch, MaskSheet
 
@@ -137,20 +137,12 @@ class CudaRounds:
         if self._recorder is None:
             return None
         began, free = time.perf_counter(), self._free_bytes()
-        known = {
-            name: Drafts(
-                longest=longest_draft(by, min(longest.get(name, self.max_draft), self.max_draft)),
-                finds_fewer=looks_up(by),
-                plain=bool(taps_of(by)),
-                whole=drafts_trees(by),
-            )
-            for name, by in self.drafters.items()
-        }
+        known = [*drafts_of(self.drafters, self._grid, longest)]
         with compiling():
             for bucket in self._grid.samples(known):
                 self._make(bucket).run_once()
             self._read_dummies(prompt_rows, self._grid.contexts())
-            trees, vocab = any(map(drafts_trees, self.drafters.values())), self._target.vocab_size
+            trees, vocab = any(drafts.whole for _, drafts in known), self._target.vocab_size
             heads = {len(head.ids) for by in self.drafters.values() if (head := head_of(by)) is not None}
             compile_parameters(self._state, vocab=vocab, heads=heads, trees=trees, pdl=self._target.decoder.pdl)
         self._read_dummies(prompt_rows)
@@ -302,7 +294,7 @@ class CudaRounds:
         return landed_chunks, landed, times
 
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
-        by = self.drafters.get(drafter)
+        by = drafter_of(self.drafters.get(drafter), self._grid.seats(batch), self.max_draft)
         passed = passed_length(by, draft, self.max_draft)
         length = self._grid.draft(passed, finds_fewer=by is None or looks_up(by))
         return self._seconds[length, (drafter if by else OFFERED) if length else None].near(batch)
@@ -343,7 +335,7 @@ class CudaRounds:
     def _make(self, bucket: Bucket) -> CudaRound:
         if bucket.edits or bucket.masks:
             self._state.make_tables(self._target.vocab_size)
-        drafter = self.drafters.get(bucket.drafter or "")
+        drafter = drafter_of(self.drafters.get(bucket.drafter or ""), bucket.seats, self.max_draft)
         return CudaRound(
             bucket,
             self._state,

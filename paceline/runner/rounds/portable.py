@@ -32,7 +32,9 @@ from paceline.runner.rounds.protocol import (
     Seat,
     Ticket,
     Times,
+    drafter_of,
     drafts_trees,
+    longest_draft,
     read_all,
     reads_prediction,
     taps_of,
@@ -113,9 +115,8 @@ class PortableRounds:
         read = self._read(chunks, drafter)
         clock.append(time.perf_counter())
         rules = self._make_rules(seats)
-        drafted = self._draft(seats, drafter, rules)
+        drafted, tree = self._draft(seats, drafter, rules)
         clock.append(time.perf_counter())
-        tree = any(drafted) and drafts_trees(self.drafters.get(drafter or ""))
         step = PortableStep(read, seats, masked, drafter, drafted, rules, tree=tree)
         self._verify(step)
         step.parts = [*(after - before for before, after in itertools.pairwise([*clock, time.perf_counter()]))]
@@ -245,14 +246,16 @@ class PortableRounds:
         rules.begin()
         return rules
 
-    def _draft(self, seats: Sequence[Seat], drafter: str | None, rules: RoundRules | None) -> list[int]:
-        """Write drafted tokens behind the committed ones of each seat; return their number for each seat."""
-        limits, drafted = [0 if seat.offer else seat.max_draft for seat in seats], [0] * len(seats)
-        if drafter is not None and any(limits):
-            by, round = self.drafters[drafter], PortableRound(self, seats, limits, rules, drafter)
+    def _draft(self, seats: Sequence[Seat], drafter: str | None, rules: RoundRules | None) -> tuple[list[int], bool]:
+        """Write drafted tokens behind the committed ones. Return their number for each seat, and if they are trees."""
+        by = drafter_of(self.drafters.get(drafter or ""), len(seats), self.max_draft)
+        most = longest_draft(by, self.max_draft) if by else 0
+        limits, drafted = [0 if seat.offer else min(seat.max_draft, most) for seat in seats], [0] * len(seats)
+        if drafter and by and any(limits):
+            round = PortableRound(self, seats, limits, rules, drafter, by)
             by.draft(round)
             drafted = round.found.tolist() if by.finds_fewer else limits
-        return self._take_offers(seats, drafted)
+        return (taken := self._take_offers(seats, drafted)), any(taken) and drafts_trees(by)
 
     def _take_offers(self, seats: Sequence[Seat], drafted: list[int]) -> list[int]:
         """Write the offers that agree with the committed tokens behind them, over what was drafted for these seats."""
@@ -262,10 +265,7 @@ class PortableRounds:
         for row, seat in zip(table, seats, strict=True):
             if seat.offer is not None:
                 write_offer(row, seat.offer, most=seat.max_draft)
-        counts, lanes = (
-            self._rows.ints([1 + count for count in drafted]),
-            self._rows.ints([seat.lane for seat in seats]),
-        )
+        counts, lanes = (self._rows.ints(x) for x in ([1 + count for count in drafted], [seat.lane for seat in seats]))
         offer(self._state, seats=lanes, offers=torch.from_numpy(table).to(self._state.device), counts=counts)
         return [count - 1 for count in counts.tolist()]
 

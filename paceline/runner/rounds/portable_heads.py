@@ -13,7 +13,7 @@ from paceline.kernels import states_reference as states
 from paceline.kernels.base import PAGE_SIZE, Batch, Forward
 from paceline.runner.heads.protocol import Head, HeadForward
 from paceline.runner.rounds.device_state import DeviceState
-from paceline.runner.rounds.protocol import DeviceDrafter, head_of, held_by, longest_draft, taps_of
+from paceline.runner.rounds.protocol import DeviceDrafter, added_by, head_of, held_by, taps_of
 
 
 class PortableStates:
@@ -70,7 +70,7 @@ class PortableStates:
         """Begin a draft for the seats of a round; None: the drafter reads no hidden states."""
         if drafter not in self._held:
             return None
-        most = 1 + longest_draft(self._drafters[drafter], self._max_draft)
+        most = added_by(self._drafters[drafter], self._max_draft)
         return HeadDraft(self._state, self._held[drafter], lanes, limits, most=most)
 
     def _columns(self, drafter: str, features: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from paceline.kernels.base import Forward
 from paceline.kernels.lookup_reference import lookup
 from paceline.runner.heads.protocol import Head, HeadForward
 from paceline.runner.rounds.portable_growth import PortableGrowth
-from paceline.runner.rounds.protocol import Seat, threshold_of
+from paceline.runner.rounds.protocol import DeviceDrafter, Seat, passed_length, threshold_of
 from paceline.runner.rounds.rules import RoundRules
 from paceline.runner.vocabulary import fit_logits
 
@@ -32,15 +32,16 @@ class PortableRound:
         limits: list[int],
         rules: RoundRules | None,
         drafter: str,
+        by: DeviceDrafter,
     ) -> None:
         self._rules = rules
         self.state = rounds._state
         self._rounds = rounds
         self._limits = limits
-        self.longest = max(self._limits)
+        self.longest = passed_length(by, max(self._limits), rounds.max_draft)
         self.lanes = rounds._rows.ints([seat.lane for seat in seats])
         self.found = rounds._rows.ints([0] * len(seats))
-        self._thresholds = torch.tensor([threshold_of(rounds.drafters[drafter], seat) for seat in seats])
+        self._thresholds = torch.tensor([threshold_of(by, seat) for seat in seats])
         self._head = rounds._states.draft(drafter, self.lanes, limits)  # None: the drafter has no taps
         self._growth: PortableGrowth | None = None  # None: the draft is a chain
 

@@ -21,7 +21,7 @@ lane's part of the page table, or to the scratch page.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -283,6 +283,8 @@ class DeviceDrafter(Protocol):
     - `reads_prediction`: True if it reads the requests' predictions, `state.predicted`;
     - `threshold(seat)`: confidence below which the draft of a seat ends, see `DraftingRound.append`;
     - `levels(count)`: levels of a draft of at most `count` tokens;
+    - `sized(seats, most)`: the drafter of rounds with so many seats and drafts of at most `most` tokens, see
+      `drafter_of`; `tree`, `max_draft`, `levels`, `threshold` and `draft` are then those of this one;
     - `tree`: True if it drafts trees, always of as many tokens as it can. It then writes the parent of each token to
       `state.parents[lane, i]`, parents before children (see Draft). The round moves keys and values of the accepted
       path into place for the target alone: a `reader` that drafts trees must read that path again before it drafts."""
@@ -328,6 +330,13 @@ def head_of(drafter: DeviceDrafter) -> Head | None:
     return head
 
 
+def drafter_of(drafter: DeviceDrafter | None, seats: int, most: int) -> DeviceDrafter | None:
+    """Return the drafter of rounds with `seats` seats and drafts of at most `most` tokens: `drafter` itself, unless it
+    has several."""
+    sized: Callable[[int, int], DeviceDrafter] | None = getattr(drafter, "sized", None)
+    return drafter if sized is None else sized(seats, most)
+
+
 def longest_draft(drafter: DeviceDrafter, most: int) -> int:
     """Return the tokens of a drafter's longest draft in rounds whose drafts have at most `most`."""
     return min(most, getattr(drafter, "max_draft", most))
@@ -337,7 +346,10 @@ def passed_length(drafter: DeviceDrafter | None, length: int, most: int) -> int:
     """Return the tokens for which a round with drafts of at most `most` drafts, if its longest draft may have `length`.
 
     Trees are drafted whole: few of their tokens take as many passes, and need the same kernels and graphs."""
-    return longest_draft(drafter, most) if length and drafter is not None and drafts_trees(drafter) else length
+    if not length or drafter is None:
+        return length
+    longest = longest_draft(drafter, most)
+    return longest if drafts_trees(drafter) else min(length, longest)
 
 
 def levels_of(drafter: DeviceDrafter | None, length: int, most: int) -> int:
@@ -347,9 +359,14 @@ def levels_of(drafter: DeviceDrafter | None, length: int, most: int) -> int:
     return min(length, int(drafter.levels(passed_length(drafter, length, most))))
 
 
+def added_by(drafter: DeviceDrafter, most: int) -> int:
+    """Return how many positions a round with a drafter's draft adds to a sequence, at most."""
+    return 1 + levels_of(drafter, longest_draft(drafter, most), most)
+
+
 def held_by(drafter: DeviceDrafter, most: int) -> int:
     """Return for how many positions of a sequence rounds hold hidden states that a drafter has not read."""
-    return 1 + longest_draft(drafter, most) + SPARE_STATES
+    return added_by(drafter, most) + SPARE_STATES
 
 
 def threshold_of(drafter: DeviceDrafter, seat: Seat) -> float:

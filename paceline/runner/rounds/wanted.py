@@ -6,15 +6,25 @@ may, and offers of the host, get rows for what they have found lately.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from paceline.kernels.edit_reference import Edits
-from paceline.runner.rounds.buckets import Bucket, Grid, judged_count
+from paceline.runner.rounds.buckets import Bucket, Drafts, Grid, judged_count
 from paceline.runner.rounds.device_state import edits_of
-from paceline.runner.rounds.protocol import DeviceDrafter, Landed, Seat, passed_length, taps_of
+from paceline.runner.rounds.protocol import (
+    DeviceDrafter,
+    Landed,
+    Seat,
+    drafter_of,
+    drafts_trees,
+    longest_draft,
+    passed_length,
+    taps_of,
+)
 from paceline.runner.rounds.rules import judged
 from paceline.runner.rounds.scores import Scorer
 from paceline.sampling.sampler import Sampler
@@ -80,14 +90,15 @@ class WantedBuckets:
         by_drafter = [seat.max_draft for seat in seats if seat.offer is None]
         by_host = [seat.max_draft for seat in seats if seat.offer is not None] if len(by_drafter) < len(seats) else []
         lanes = [seat.lane for seat in seats]
-        by = None if drafter is None else self._drafters[drafter]
+        count = self._grid.seats(len(seats))
+        by = None if drafter is None else drafter_of(self._drafters[drafter], count, self._grid.max_draft)
         finds_fewer = by is not None and looks_up(by)
         passed = passed_length(by, max(by_drafter, default=0), self._grid.max_draft)
         draft = self._grid.draft(passed, finds_fewer=finds_fewer)
         offers = self._grid.draft(max(by_host, default=0), finds_fewer=True)
         edits, own = self.edits(lanes), judged(seats)
         bucket = Bucket(
-            seats=self._grid.seats(len(seats)),
+            seats=count,
             rows=0,
             draft=draft,
             drafter=drafter if draft or (by is not None and taps_of(by)) else None,
@@ -120,6 +131,26 @@ class WantedBuckets:
         if allowed := sum([most if most < longest else longest for most, _ in counts]):
             share = sum([found for _, found in counts]) / allowed
             self._found[drafter] = share + DECAY * (self._found[drafter] - share)
+
+
+def drafts_of(
+    drafters: Mapping[str, DeviceDrafter], grid: Grid, longest: Mapping[str, int]
+) -> Iterator[tuple[str, Drafts]]:
+    """Yield the drafts of all drafters, by the seats of their rounds. `longest`: tokens of a draft, by drafter."""
+    for name, drafter in drafters.items():
+        most = min(longest.get(name, grid.max_draft), grid.max_draft)
+        by_seats = {count: drafter_of(drafter, count, grid.max_draft) or drafter for count in grid.sizes()}
+        for by, seats in itertools.groupby(by_seats, key=by_seats.__getitem__):
+            yield (
+                name,
+                Drafts(
+                    longest=longest_draft(by, most),
+                    finds_fewer=looks_up(by),
+                    plain=bool(taps_of(by)),
+                    whole=drafts_trees(by),
+                    seats=tuple(seats),
+                ),
+            )
 
 
 def looks_up(drafter: DeviceDrafter) -> bool:

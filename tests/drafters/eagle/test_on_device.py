@@ -12,11 +12,11 @@ import pytest
 from paceline.draft import Draft
 from paceline.drafters.base import Ask
 from paceline.drafters.eagle.drafter import EagleDrafter
-from paceline.drafters.eagle.on_device import EagleOnDevice
+from paceline.drafters.eagle.on_device import TREE_SEATS, EagleOnDevice, drafter_of_head
 from paceline.engine.governor import PRIOR_ROW_PRICE
 from paceline.engine.scheduler import Work
 from paceline.errors import InvalidRequest
-from paceline.runner.rounds.protocol import Seat
+from paceline.runner.rounds.protocol import Seat, added_by, drafter_of, drafts_trees, longest_draft
 from paceline.types import OFF, Request, Rule, SamplingParams, Speculation
 from tests.rig import EagleMade, Rig, build
 from tests.runs import plain, prompt, run, tokens_of
@@ -189,3 +189,37 @@ def test_the_best_path_of_a_tree_is_the_chain(branches: int, params: dict[str, A
         depths.add(length)
     assert max(depths) >= 3
     assert any(not draft.is_chain for draft in trees.values())
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.9, "seed": 3}])
+def test_few_sequences_get_trees_and_more_of_them_chains(params: dict[str, Any]) -> None:
+    """Six sequences end one after the other. Drafts of other shapes follow each other, and texts stay the same."""
+    asked = [ask("abcdef"[: i + 1], 12 + 5 * i, tokens=14 + 9 * i, **params) for i in range(6)]
+    rig = build("toy", on_device={"eagle": EagleMade(branches=None)}, fixed_draft=True)
+    shapes: dict[bool, set[int]] = {True: set(), False: set()}  # whether drafts are trees → seats of their rounds
+    settle, longest = rig.engine._stepper._settle, []
+
+    def told(work: Work, landed: Any) -> None:
+        settle(work, landed)
+        if landed.drafted:
+            shapes[bool(landed.parents)].add(len(rig.rounds.seats[-1 - rig.engine._stepper.in_flight]))
+            longest.append((bool(landed.parents), len(landed.drafted)))
+
+    rig.engine._stepper._settle = told
+    assert tokens_of(run(rig, asked)) == tokens_of(run(build("toy"), plain(asked)))
+    assert shapes == {True: {*range(1, TREE_SEATS + 1)}, False: {*range(TREE_SEATS + 1, 7)}}
+    assert {count for tree, count in longest if not tree} <= {1, 2, 3, 4, 5}
+    assert max(count for tree, count in longest if tree) == 8
+
+
+def test_the_user_chooses_the_drafts_of_a_head() -> None:
+    """Without a choice they depend on the number of sequences, but trees that cannot have all nodes are chains."""
+    head: Any = None
+    usual = drafter_of_head(head, (0,), {"min_confidence": 0.1})
+    shapes = [drafter_of(usual, seats, 16) for seats in (TREE_SEATS, TREE_SEATS + 1)]
+    assert [(drafts_trees(by), longest_draft(by, 16)) for by in shapes if by] == [(True, 8), (False, 5)]
+    assert not drafts_trees(drafter_of(usual, 1, 7))
+    assert added_by(usual, 16) == 6, "a chain can be accepted as a whole, and a tree is less deep"
+    for options, tree in (({"branches": 1}, False), ({"branches": 2}, True), ({"max_draft": 12}, False)):
+        by = drafter_of_head(head, (0,), options)
+        assert [drafts_trees(drafter_of(by, seats, 16)) for seats in (1, 64)] == [tree, tree]

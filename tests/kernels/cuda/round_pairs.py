@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.drafters.eagle.on_device import EagleOnDevice
+from paceline.drafters.eagle.on_device import drafter_of_head
 from paceline.drafters.medusa import MedusaOnDevice
 from paceline.drafters.model import ModelOnDevice
 from paceline.drafters.ngram import LookupOnDevice
@@ -47,15 +47,16 @@ def forward(device: torch.device, noise: float = 0.0, kv: Any = None) -> CudaFor
 
 
 def heads(
-    target: CudaForward, oracle: TorchForward, *, branches: int = 1, **options: Any
-) -> tuple[EagleOnDevice, EagleOnDevice]:
+    target: CudaForward, oracle: TorchForward, *, branches: int | None = 1, **options: Any
+) -> tuple[DeviceDrafter, DeviceDrafter]:
     made = random_eagle(PLAIN, taps=TAPS, draft_vocab=60, **options)
     head = CudaHead(replace(made, weights=dict(made.weights)), target.decoder, max_context=64)
     head.new_kv(PAGES)
     other = TorchHead(made, oracle, num_pages=PAGES + 1)  # with a page for padding, as a device has one
     least = 0.2 if branches == 1 else 0.02
-    limits = {"max_draft": 5, "min_confidence": least, "branches": branches}
-    return tuple(EagleOnDevice(each, taps=TAPS, **limits) for each in (head, other))
+    chosen = {} if branches is None else {"max_draft": 5, "branches": branches}
+    mine, theirs = (drafter_of_head(each, TAPS, {"min_confidence": least, **chosen}) for each in (head, other))
+    return mine, theirs
 
 
 def pair(device: torch.device, drafter: str | None = None, **options: Any) -> tuple[CudaRounds, PortableRounds]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.drafters.eagle import on_device
 from paceline.drafters.model import ModelOnDevice
 from paceline.kernels.cuda.tiles import FEW_ROWS, FEWER_ROWS
 from paceline.runner.forwards.device_batch import padded_rows
@@ -59,14 +60,18 @@ def test_drafts_as_those_of_portable_rounds(drafter: str, longest: int, device: 
         ("eagle", {}),
         ("eagle", {"hidden": 32, "norm_first": True}),
         ("eagle", {"branches": 2}),
+        ("eagle", {"branches": None}),
         *([] if ON_GPU else [("medusa", {})]),
     ],
     ids=str,
 )
 @pytest.mark.slow
-def test_heads_as_in_portable_rounds(drafter: str, options: dict[str, Any], device: torch.device) -> None:
+def test_heads_as_in_portable_rounds(
+    drafter: str, options: dict[str, Any], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Prompts in one chunk and in two, drafts of several lengths, plain steps between them, and a step whose states are
-    not held."""
+    not held. Without a choice of branches two seats get trees, and three get chains."""
+    monkeypatch.setattr(on_device, "TREE_SEATS", 2)
     made = pair(device, drafter, **options)
     assert [*made[0].tapping] == [*made[1].tapping] == [drafter]
     for rounds in made:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.drafters.eagle.on_device import EagleOnDevice
+from paceline.drafters.eagle.on_device import drafter_of_head
 from paceline.drafters.model import ModelOnDevice
 from paceline.drafters.ngram import LookupOnDevice
 from paceline.engine.draft_rules import judge_drafts
@@ -45,7 +45,7 @@ CONFIG = ModelConfig(
     norm_eps=1e-5,
     rope_theta=1000.0,
 )
-LANES, CONTEXT, STEP_ROWS, MAX_DRAFT, PAGES, TAPS = 20, 2500, 500, 5, 600, (0, 1, 2)
+LANES, CONTEXT, STEP_ROWS, MAX_DRAFT, PAGES, TAPS = 20, 2500, 500, 8, 600, (0, 1, 2)
 STEPS = 250
 PARAMETERS: list[dict[str, Any]] = [
     {"temperature": 0},
@@ -75,7 +75,7 @@ def drafter(kind: str, target: CudaForward) -> DeviceDrafter:
     head = CudaHead(random_eagle(CONFIG, taps=TAPS, draft_vocab=3000), target.decoder, max_context=CONTEXT + 40)
     head.profile(STEP_ROWS, 2 * LANES)
     head.new_kv(PAGES)
-    return EagleOnDevice(head, taps=TAPS, branches=3 if kind == "tree" else 1)
+    return drafter_of_head(head, TAPS, {"branches": 3} if kind == "tree" else {})
 
 
 def started(kinds: list[str], *, seconds: float) -> CudaRounds:

@@ -94,7 +94,7 @@ def test_drafts() -> None:
 
 def test_the_first_of_the_start_serve_any_step() -> None:
     """Twelve serve all plain steps, and then some of each drafter and length all steps that draft."""
-    start = list(GRID.start(DRAFTERS))
+    start = list(GRID.start(DRAFTERS.items()))
     assert len(start) == len({*start})
     plain = [Bucket(GRID.seats(n), GRID.seats(n), 0, None, GRID.longest) for n in range(1, 65)]
     assert all(any(made.serves(wanted) for made in start[:12]) for wanted in plain)
@@ -114,7 +114,7 @@ def test_the_first_of_the_start_serve_any_step() -> None:
 
 def test_the_start_is_on_the_grid() -> None:
     """A bucket that no step can want would be recorded for nothing."""
-    for made in GRID.start(DRAFTERS):
+    for made in GRID.start(DRAFTERS.items()):
         assert made.seats == GRID.seats(made.seats)
         assert made.context == GRID.context(made.context)
         assert made.context <= START_CONTEXT or made.context == GRID.longest
@@ -125,7 +125,7 @@ def test_the_start_is_on_the_grid() -> None:
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_every_short_step_is_in_the_start(drafter: str) -> None:
-    start, finds_fewer = {*GRID.start(DRAFTERS)}, DRAFTERS[drafter].finds_fewer
+    start, finds_fewer = {*GRID.start(DRAFTERS.items())}, DRAFTERS[drafter].finds_fewer
     draft = GRID.draft(4, finds_fewer=finds_fewer)
     for seats in (1, 5, 16, 40, 64):
         for drafted in (1, seats, 3 * seats, 4 * seats):
@@ -135,14 +135,14 @@ def test_every_short_step_is_in_the_start(drafter: str) -> None:
 
 
 def test_a_drafter_with_plain_rounds_of_its_own() -> None:
-    start = list(GRID.start({"head": Drafts(2, finds_fewer=False, plain=True)}))
+    start = list(GRID.start([("head", Drafts(2, finds_fewer=False, plain=True))]))
     assert [made.drafter for made in start[:24]] == [None] * 12 + ["head"] * 12
     assert {made.draft for made in start[:24]} == {0}
 
 
 def test_samples_are_of_all_sizes() -> None:
     """Drafts of every length with the largest context, the longest beside offers with every context."""
-    samples = list(GRID.samples(DRAFTERS))
+    samples = list(GRID.samples(DRAFTERS.items()))
     assert len(samples) == len({*samples})
     seats = {GRID.seats(count) for count in range(1, 65)}
     assert {(made.seats, made.draft) for made in samples if made.drafter == "model"} == {
@@ -151,7 +151,7 @@ def test_samples_are_of_all_sizes() -> None:
     for drafter, draft in ((None, 0), ("model", 5), ("ngram", 16)):
         kinds = {(made.offers, made.context) for made in samples if (made.drafter, made.draft) == (drafter, draft)}
         assert kinds == {*itertools.product((0, 4, 16), GRID.contexts())}
-    head = GRID.samples({"head": Drafts(2, finds_fewer=False, plain=True)})
+    head = GRID.samples([("head", Drafts(2, finds_fewer=False, plain=True))])
     assert {made.draft for made in head if made.drafter == "head"} == {0, 1, 2}
 
 
@@ -168,7 +168,7 @@ def test_offers_have_few_buckets() -> None:
 
 def test_offers_at_the_start() -> None:
     """Only where the host has drafters, or for the parameters of some requests."""
-    assert not any(made.offers for made in GRID.start(DRAFTERS))
+    assert not any(made.offers for made in GRID.start(DRAFTERS.items()))
     start = list(GRID.start({}, offers=16))
     offering = [made for made in start if made.offers]
     assert {made.offers for made in offering} == {4, 16}
@@ -180,11 +180,11 @@ def test_offers_at_the_start() -> None:
 
 def test_rounds_with_parameters_are_at_the_start() -> None:
     """Behind those that serve all other steps, and before cheaper ones; none without memory for their tables."""
-    start = list(GRID.start(DRAFTERS, offers=16, scores=21))
+    start = list(GRID.start(DRAFTERS.items(), offers=16, scores=21))
     assert len(start) == len({*start})
     first = next(index for index, made in enumerate(start) if made.edits)
     assert {made.context for made in start[:first]} == {GRID.longest}
-    without = list(GRID.start(DRAFTERS, offers=16))
+    without = list(GRID.start(DRAFTERS.items(), offers=16))
     assert start[:first] == without[:first], "steps without parameters come first"
     assert without[first].context < GRID.longest
     cheaper = next(index for index, made in enumerate(start) if made.context < GRID.longest)
@@ -193,7 +193,7 @@ def test_rounds_with_parameters_are_at_the_start() -> None:
     assert not any(made.edits or made.masks for made in without)
 
 
-@pytest.mark.parametrize("drafters", [{}, {"head": Drafts(4, finds_fewer=False, plain=True)}])
+@pytest.mark.parametrize("drafters", [[], [("head", Drafts(4, finds_fewer=False, plain=True))]])
 def test_buckets_that_serve_every_step_come_first(drafters: dict[str, Drafts]) -> None:
     grid = Grid(lanes=8, longest=9000, max_draft=4, max_drafted=32)
     buckets = [*grid.start(drafters, scores=21)]

@@ -14,7 +14,7 @@ from paceline.runner.rounds.device_state import DeviceState
 from paceline.runner.rounds.graphs import Graphs
 from paceline.runner.rounds.protocol import Landed, Offer, Seat
 from paceline.runner.rounds.scores import Scorer
-from paceline.runner.rounds.wanted import WantedBuckets
+from paceline.runner.rounds.wanted import WantedBuckets, drafts_of
 from paceline.sampling.sampler import Sampler
 from paceline.types import SamplingParams
 
@@ -49,6 +49,17 @@ TREE = Named(True, (1, 2), tree=True)
 
 
 @dataclass
+class BySeats(Named):
+    """Trees for up to four sequences, chains for more."""
+
+    def sized(self, seats: int, most: int) -> Named:
+        return TREE if seats <= 4 else HEAD
+
+
+BY_SEATS = BySeats(True, (1, 2))
+
+
+@dataclass
 class Round:
     recorded: bool = False
 
@@ -73,10 +84,7 @@ class Traffic:
         self.graphs = Graphs(lambda bucket: Round(), has_room=lambda: True)
 
     def start(self, *, scores: int) -> None:
-        known = {
-            name: Drafts(by.max_draft, by.finds_fewer and not by.taps, plain=bool(by.taps), whole=by.tree)
-            for name, by in self.drafters.items()
-        }
+        known = [*drafts_of(self.drafters, GRID, {})]  # type: ignore[arg-type]
         self.graphs.start(GRID.start(known, scores=scores), seconds=1e9)
 
     def steps(self, count: int, rng: random.Random, *, grammars: bool) -> Iterator[tuple[Bucket, Bucket, Round]]:
@@ -102,7 +110,15 @@ class Traffic:
         return Seat(lane, rng.randint(0, longest))
 
 
-ENGINES = [{}, {"eagle": HEAD}, {"eagle": TREE}, {"ngram": LOOKUP}, {"model": MODEL}, {"eagle": HEAD, "ngram": LOOKUP}]
+ENGINES = [
+    {},
+    {"eagle": HEAD},
+    {"eagle": TREE},
+    {"eagle": BY_SEATS},
+    {"ngram": LOOKUP},
+    {"model": MODEL},
+    {"eagle": HEAD, "ngram": LOOKUP},
+]
 
 
 @pytest.mark.parametrize("drafters", ENGINES, ids=lambda drafters: "+".join(drafters) or "plain")
@@ -151,8 +167,20 @@ def test_trees_are_drafted_whole() -> None:
         assert wanted.draft == TREE.max_draft
         assert wanted.rows <= 2 + 2 * 8
     assert traffic.wanted.find([Seat(0, 0)], "eagle", 100).draft == 0
-    start = [*GRID.start({"eagle": Drafts(8, finds_fewer=False, plain=True, whole=True)})]
+    start = [*GRID.start([("eagle", Drafts(8, finds_fewer=False, plain=True, whole=True))])]
     assert {bucket.draft for bucket in start} == {0, 8}
+
+
+def test_rounds_of_a_size_have_drafts_of_one_kind() -> None:
+    """The start records no round for drafts that its number of seats never gets."""
+    traffic, known = Traffic({"eagle": BY_SEATS}), [*drafts_of({"eagle": BY_SEATS}, GRID, {})]  # type: ignore[dict-item]
+    start = {(bucket.seats, bucket.draft) for bucket in GRID.start(known) if bucket.draft}
+    assert start == {(seats, 8) for seats in (1, 2, 3, 4)} | {
+        (seats, draft) for seats in (6, 8, 12, 16) for draft in (1, 2, 3, 4, 5)
+    }
+    for count, draft in ((4, 8), (5, 5)):
+        seats = [Seat(lane, 8) for lane in range(count)]
+        assert traffic.wanted.find(seats, "eagle", 100).draft == draft, "a chain has no more tokens than it may"
 
 
 def test_the_same_seats_want_rows_for_what_was_found_lately() -> None:
