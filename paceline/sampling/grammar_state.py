@@ -182,7 +182,7 @@ class GrammarState:
         if self._masks or self._renewals or not (path[:start] == self._path or self._walk(path[:start])):
             return start
         matcher, ends, end = self._matcher, self._grammars.eos_ids, start
-        forced = self._forced_here() if start else self.forced
+        forced: Sequence[int] = self._forced_here() if start else self.forced
         for token in path[start:]:
             if token in ends or (forced and forced[0] != token) or not matcher.try_consume_tokens([token]):
                 break
