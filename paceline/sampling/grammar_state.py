@@ -60,10 +60,10 @@ class GrammarState:
         self._renewals = 0
         self._lost = False  # True for good: the matcher could not be led to the committed tokens again
         self._lock = threading.Lock()  # workers compute masks, and a drafter that timed out may still look
-        self._told: tuple[Path, Sequence[int]] | None = None  # a path that was followed, and what is forced behind it
         # Tokens that must come next: a draft that costs nothing. The spelling of the last one may depend on the text
         # after it, so the target can still choose another.
         self.forced: Path = self._forced_here()
+        self._told: tuple[Path, Sequence[int]] = (), self.forced  # a path, and the tokens that are forced behind it
 
     def allowed(self, path: Sequence[int]) -> Tensor | None:
         """Tokens that may follow `path`: bool [vocab]. None: there are none, or `path` itself does not fit."""
@@ -182,7 +182,9 @@ class GrammarState:
         if self._masks or self._renewals or not (path[:start] == self._path or self._walk(path[:start])):
             return start
         matcher, ends, end = self._matcher, self._grammars.eos_ids, start
-        forced: Sequence[int] = self._forced_here() if start else self.forced
+        told, forced = self._told
+        if told != self._path:
+            forced = matcher.compute_ff_tokens()
         for token in path[start:]:
             if token in ends or (forced and forced[0] != token) or not matcher.try_consume_tokens([token]):
                 break
@@ -209,9 +211,9 @@ class GrammarState:
             if path != self._path and not self._walk(path) and not self._matcher.is_error():
                 self._lost = True
             self._committed += path
-            told, self._told = self._told, None
-            self._path = ()
-            self.forced = tuple(told[1]) if told is not None and told[0] == path else self._forced_here()
+            told, forced = self._told
+            self.forced = tuple(forced) if told == path else self._forced_here()
+            self._path, self._told = (), ((), self.forced)
             self._fitting.clear()
             if self._masks:
                 self._masks = {key[len(path) :]: mask for key, mask in self._masks.items() if key[: len(path)] == path}

@@ -197,3 +197,12 @@ def test_the_same_seats_want_rows_for_what_was_found_lately() -> None:
     assert traffic.wanted.find(seats, "eagle", 100).edits
     assert traffic.wanted.find(seats[1:], "eagle", 100).seats == LANES
     assert traffic.wanted.find(seats[:2], "eagle", 100).seats == 2
+
+
+def test_steps_with_masks_in_turn_with_others_look_for_no_new_bucket() -> None:
+    traffic, seats = Traffic({"eagle": HEAD}), [Seat(lane, 2) for lane in range(3)]
+    with_masks, without = (traffic.wanted.find(seats, "eagle", 100, masks=masks) for masks in (True, False))
+    assert with_masks == replace(without, masks=True)
+    for _ in range(2):
+        assert traffic.wanted.find([*seats], "eagle", 100, masks=True) is with_masks
+        assert traffic.wanted.find([*seats], "eagle", 100) is without
