@@ -30,8 +30,8 @@ NAME = "suffix"
 DEFAULT_MEMORY = 64 << 20  # bytes for past answers and corpus
 MIN_MEMORY = 1 << 20  # bytes: a few hundred answers of one salt
 BRANCHES = 3  # tokens of a tree that may follow one
+MAX_UNOBSERVED = 8  # drafts of a sequence that wait to be compared with its text
 MIN_CONFIDENCE = 0.05  # least probability of a path that is drafted where no price is measured
-TAIL_TOKENS = 4  # last tokens of a prompt that a past answer is remembered with: the beginning of a turn
 
 
 @dataclass(slots=True)
@@ -87,6 +87,8 @@ class SuffixDrafter(Drafter):
         if not made.tokens:
             return EMPTY
         text.drafts[length] = made, trust
+        if len(text.drafts) > MAX_UNOBSERVED:  # drafts that were dropped are never observed
+            del text.drafts[next(iter(text.drafts))]
         return Draft(made.tokens, made.parents)
 
     def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
@@ -100,7 +102,7 @@ class SuffixDrafter(Drafter):
         text.drafts = {place: made for place, made in text.drafts.items() if place > start}
 
     def learn(self, ended: Ended) -> None:
-        self.past.learn(ended.salt, ended.tokens[max(ended.prompt_length - TAIL_TOKENS, 0) :])
+        self.past.learn(ended.salt, ended.tokens[ended.prompt_length :])
 
     def stop(self, key: int) -> None:
         del self._texts[key]

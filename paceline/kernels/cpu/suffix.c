@@ -7,7 +7,8 @@
        text  a b c a b d        root ─a─▶ a ─b─▶ ab ┬─c─▶ …      after "a b": c once, d once, d latest
                                                     └─d─▶ …
 
-   Places are counted for contexts of at most SUFFIX_DEPTH tokens, so a token counts for at most that many states. */
+   Places are counted for contexts of at most SUFFIX_DEPTH tokens and the token after them, so that appending a token
+   counts for a bounded number of states. */
 #include "suffix.h"
 
 #include <stdlib.h>
@@ -135,14 +136,22 @@ static int32_t settle(const suffixes *a, int32_t state, int32_t length) {
     return state;
 }
 
-place suffix_step(const suffixes *a, place at, int32_t token) {
+static place shortened(const suffixes *a, place at, int32_t most) {
+    const int32_t length = at.length < most ? at.length : most;
+    return (place){settle(a, at.state, length), length};
+}
+
+/* Return the place of the longest string of at most `most` tokens that ends with the token and occurs, after `at`. */
+static place step(const suffixes *a, place at, int32_t token, int32_t most) {
     int32_t next;
     while (!(next = suffix_follow(a, at.state, token)) && at.state)
         at.state = a->states[at.state].link, at.length = a->states[at.state].length;
-    if (!next) return (place){0, 0};
-    at.length = at.length < SUFFIX_DEPTH ? at.length + 1 : SUFFIX_DEPTH;
-    return (place){settle(a, next, at.length), at.length};
+    return next ? shortened(a, (place){next, at.length + 1}, most) : (place){0, 0};
 }
+
+place suffix_step(const suffixes *a, place at, int32_t token) { return step(a, at, token, SUFFIX_DEPTH); }
+
+place suffix_end(const suffixes *a) { return shortened(a, a->end, SUFFIX_DEPTH); }
 
 /* Keep the most frequent children of a state in order; of equals the latest comes first. */
 static void note_child(const suffixes *a, state *parent, int32_t child) {
@@ -158,8 +167,8 @@ static void note_child(const suffixes *a, state *parent, int32_t child) {
 }
 
 static void count_token(suffixes *a, int32_t token) {
-    const place before = {settle(a, a->end.state, a->end.length), a->end.length};
-    a->end = suffix_step(a, before, token);
+    const place before = suffix_end(a);
+    a->end = step(a, before, token, SUFFIX_DEPTH + 1);
     for (int32_t s = a->end.state; s; s = a->states[s].link) a->states[s].count++;
     for (int32_t s = before.state; s; s = a->states[s].link)
         note_child(a, &a->states[s], suffix_follow(a, s, token));

@@ -23,7 +23,7 @@ typedef struct {
     int32_t next; /* entry of the owner's next edge; -1: none */
 } edge;
 
-/* A string of at most SUFFIX_DEPTH tokens: its state and length. */
+/* A string: its state and length. */
 typedef struct {
     int32_t state, length;
 } place;
@@ -34,13 +34,17 @@ struct suffixes {
     int64_t state_room, edge_room;
     int32_t state_count, edge_count;
     int32_t last; /* state of the whole text */
-    place end;    /* its last tokens, at most SUFFIX_DEPTH */
+    place end;    /* its last tokens, at most SUFFIX_DEPTH + 1 */
 };
 
 /* Return the state that an edge leads to; 0: the state has no edge with this token. */
 int32_t suffix_follow(const suffixes *a, int32_t state, int32_t token);
 
-/* Return the place of the longest string that ends with the token and occurs, after the one at `at`. */
+/* Return the place of the text's last tokens, at most SUFFIX_DEPTH. */
+place suffix_end(const suffixes *a);
+
+/* Return the place of the longest string of at most SUFFIX_DEPTH tokens that ends with the token and occurs, after the
+   string at `at`. */
 place suffix_step(const suffixes *a, place at, int32_t token);
 
 #endif

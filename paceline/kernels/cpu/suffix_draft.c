@@ -139,7 +139,7 @@ static int grow(const suffix_order *o, node *nodes) {
 EXPORT int paceline_suffix_draft(const suffix_order *o, const int32_t *recent, int count, int unread) {
     node nodes[SUFFIX_NODES_MAX + 1]; /* the last committed token, then the draft */
     if (paceline_suffix_extend(o->sources[0], recent + count - unread, unread) != FINE) return -1;
-    nodes[0] = (node){.confidence = 1.0f, .at = {o->sources[0]->end}};
+    nodes[0] = (node){.confidence = 1.0f, .at = {suffix_end(o->sources[0])}};
     for (int i = 1; i < o->source_count; i++)
         for (int j = count > SUFFIX_DEPTH ? count - SUFFIX_DEPTH : 0; j < count; j++)
             nodes[0].at[i] = suffix_step(o->sources[i], nodes[0].at[i], recent[j]);
