@@ -108,8 +108,16 @@ def test_prices_and_p_min_end_drafts() -> None:
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > sizes[1] > sizes[2] >= sizes[3] == 0
     assert len(drafter_of().propose([ask(text, longest=16, p_min=0.6)])[0]) < sizes[0]
-    dear = (0.0, 0.0, 0.9)  # of rows: they go before the usual price
-    assert len(drafter_of().propose([ask(text, longest=16, price=0.0, row_prices=dear)])[0]) == 2
+
+
+def test_a_dear_row_may_begin_a_block_of_cheap_ones() -> None:
+    """Prices of rows go before the usual price; rows behind those that were measured have the usual row price."""
+    text = [*range(10, 30)] * 4
+    sizes = [
+        len(drafter_of().propose([ask(text, longest=16, row_prices=(0.0, 0.0, 1.0), row_price=price)])[0])
+        for price in (0.0, 1.0)
+    ]
+    assert sizes == [16, 2]
 
 
 def test_wrong_drafts_make_it_careful() -> None:

@@ -79,7 +79,8 @@ class SuffixDrafter(Drafter):
             ask.tokens,
             unread=length - text.read,
             longest=ask.max_draft,
-            prices=ask.row_prices or (ask.price,),
+            # The last known row may be the first of a block that the kernels compute: later rows have the usual price.
+            prices=(*ask.row_prices, ask.row_price) if ask.row_prices else (ask.price,),
             trust=trust,
             min_confidence=MIN_CONFIDENCE if ask.p_min is None else ask.p_min,
         )
