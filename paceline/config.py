@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
-from paceline.checks import check_flag, check_integer, check_known, check_number
-from paceline.errors import UnknownOption
+from paceline.checks import check_flag, check_integer, check_known, check_number, checked_tuple
+from paceline.errors import InvalidRequest, UnknownOption
 
 MAX_INTEGER = 1 << 62  # largest value of options without a limit of their own
 KV_FORMATS = ("auto", "bf16", "fp8")
@@ -34,6 +34,7 @@ class EngineConfig:
     min_acceptance: float = 0.1  # share of accepted tokens below which a sequence pauses drafting
     acceptance_window: int = 48  # drafted tokens over which the accepted share is taken
     pause_tokens: int = 32  # tokens of the first pause; each pause doubles while drafts stay bad
+    corpus: tuple[str, ...] = ()  # paths of text files from which drafters that read them draft, too
     drafter_timeout: float = 2.0  # seconds that a drafter which is not inline may take for a draft
     # For measurements.
     fixed_draft: bool = False  # every draft is as long as the limits allow, at any cost and acceptance
@@ -57,6 +58,10 @@ class EngineConfig:
         check_number("synthetic_acceptance", self.synthetic_acceptance, 0, 1)
         check_number("max_prompt_seconds", self.max_prompt_seconds, 0, 1e9)
         check_number("drafter_timeout", self.drafter_timeout, 0, 1e9, open_low=True)
+        object.__setattr__(self, "corpus", checked_tuple("corpus", self.corpus))
+        for path in self.corpus:
+            if not isinstance(path, str):
+                raise InvalidRequest(f"corpus must be a list of paths, not of {path!r}", param="corpus")
         if self.kv_format not in KV_FORMATS:
             raise UnknownOption("kv_format", self.kv_format, KV_FORMATS)
         check_flag("prefix_cache", self.prefix_cache)

@@ -167,7 +167,7 @@ class TreesOnDevice:
         round.found.copy_(torch.minimum(self._counts[shape], round.limits()))
 
 
-METHODS = ("start", "propose", "observe", "stop")
+METHODS = ("start", "propose", "observe", "learn", "stop")
 
 
 def raising(method: str) -> Silent:

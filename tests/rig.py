@@ -17,8 +17,10 @@ from paceline.drafters.model import ModelDrafter, ModelOnDevice
 from paceline.drafters.ngram import LookupOnDevice, NgramDrafter
 from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.recipe import BuildContext
+from paceline.drafters.suffix import SuffixDrafter
 from paceline.engine.engine import Engine
 from paceline.kernels.base import Forward
+from paceline.kernels.cpu.build import load_library
 from paceline.kv.cache import KVCache
 from paceline.models.heads import EagleHead
 from paceline.runner.forwards.compiled import CompiledForward
@@ -132,6 +134,10 @@ RIGS: Mapping[str, Mapping[str, Made]] = {
     "ngram": {
         "ngram": lambda context, backend: NgramDrafter(),
         "ngram-1": lambda context, backend: NgramDrafter(min_ngram=1, max_ngram=2),
+    },
+    "suffix": {
+        "suffix": lambda context, backend: SuffixDrafter(load_library()),
+        "suffix-chain": lambda context, backend: SuffixDrafter(load_library(), branches=1),
     },
     "model": {
         "good": model_drafter(TARGET),

@@ -2,8 +2,9 @@
 
 A *cell* is one way to decode (plain, or a drafter with a longest draft) at one batch size and temperature. All cells
 decode every batch of prompts in turn, and every second round in reverse order, so that a slow phase of the machine
-affects all of them. Seconds count from the moment at which every request of the batch has its first token: prefill is
-the same for all cells, and is not measured.
+affects all of them. Each cell has a salt of its own in every round: a drafter that remembers answers finds those of
+earlier prompts, and never its own of an earlier round. Seconds count from the moment at which every request of the
+batch has its first token: prefill is the same for all cells, and is not measured.
 """
 
 from __future__ import annotations
@@ -118,12 +119,14 @@ def _turn(
     engine: Engine, cell: Cell, unit: Unit, tokens: Sequence[tuple[int, ...]], grid: Grid, *, number: int
 ) -> Turn:
     params = SamplingParams(temperature=cell.temperature, ignore_eos=grid.ignore_eos)
+    salt = f"{cell.title}, {cell.batch} at once, temperature {cell.temperature}, round {number}"
     requests = [
         Request(
             id=f"{number}/{i}",
             prompt=encoded,
             sampling=replace(params, max_tokens=prompt.max_tokens, seed=prompt.seed),
             speculation=cell.speculation,
+            cache_salt=salt,
         )
         for i, (prompt, encoded) in enumerate(zip(unit.prompts, tokens, strict=True))
     ]

@@ -44,6 +44,7 @@ ENGINE_HELP = {
     "min_acceptance": "share of drafted tokens accepted, below which a sequence pauses drafting",
     "acceptance_window": "drafted tokens of a sequence before its acceptance is judged",
     "pause_tokens": "length of the first pause; doubles while drafts stay bad",
+    "corpus": "text file from which the drafter suffix drafts, too; may be given several times",
     "drafter_timeout": "seconds that a drafter of your own may think",
     "fixed_draft": "for measurements: drafts as long as the limits allow, whatever comes of them",
     "synthetic_acceptance": "for measurements on a GPU: accept drafted tokens by a coin; the text means nothing",
@@ -85,8 +86,8 @@ def add_model_options(parser: ArgumentParser, *, default_target: str | None = No
         "--drafter",
         action="append",
         metavar="DRAFTER",
-        help="ngram, ngram:min_ngram=1, a model, eagle:PATH, medusa:PATH, one of another installed package, or none; "
-        "may be given several times, the first one drafts (default: the head that comes with the model, then ngram)",
+        help="ngram, ngram:min_ngram=1, suffix, a model, eagle:PATH, medusa:PATH, one of another installed package, or "
+        "none; may be given several times, the first one drafts (default: the head of the model, then ngram)",
     )
     parser.add_argument("--format", default="auto", metavar="FORMAT", help=f"of the weights: {', '.join(FORMATS)}")
     parser.add_argument(

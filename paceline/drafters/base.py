@@ -5,7 +5,7 @@ nothing of queues, and it never sees a token before the target has committed it.
 
 The calls for one sequence come in this order, all on one thread:
 
-    start   propose (observe)   propose (observe)   …   stop
+    start   propose (observe)   propose (observe)   …   (learn) stop
 
 Beside a target on a GPU a step is in flight while the drafter is asked. Then a draft is asked for before the draft
 before it has been observed, and it must be longer: the step in flight commits the first tokens of it, if they are
@@ -45,6 +45,7 @@ class Ask:
     predicted: tuple[int, ...] = ()  # next tokens of the request's prediction, at most `max_draft`
     matched: int = 0  # number of last tokens that the prediction has right before `predicted`
     alone: bool = True  # the request has no other drafter
+    salt: str = ""  # only requests with the same one may share what a drafter remembers
 
     def within(self, most: int) -> Ask:
         """Return this ask with `max_draft` at most `most`.
@@ -54,7 +55,15 @@ class Ask:
             return self
         prices = self.price, self.row_price, self.row_prices
         rest = self.sampler, self.rule, self.p_min, *prices, self.left, self.predicted, self.matched, self.alone
-        return Ask(self.key, self.lane, self.tokens, most, *rest)
+        return Ask(self.key, self.lane, self.tokens, most, *rest, self.salt)
+
+
+class Ended(NamedTuple):
+    """A sequence that came to its end: `tokens` from `prompt_length` on are the answer."""
+
+    tokens: np.ndarray  # int32, a read-only view, valid only during the call
+    prompt_length: int
+    salt: str  # only requests with the same one may share what a drafter remembers
 
 
 class Seen(NamedTuple):
@@ -89,6 +98,10 @@ class Drafter(ABC):
         Called after the step that verified a draft of this drafter, unless the draft was empty or dropped, or the
         sequence ended with it. Tokens that were committed otherwise (plain steps, another drafter's drafts, a grammar
         that left no choice) are not announced: the next ask shows them."""
+        return
+
+    def learn(self, ended: Ended) -> None:
+        """Learn from a whole answer. Called before `stop` if the sequence was not aborted or preempted."""
         return
 
     def stop(self, key: int) -> None:

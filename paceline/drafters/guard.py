@@ -24,7 +24,7 @@ import numpy as np
 from torch import Tensor
 
 from paceline.draft import EMPTY, Draft
-from paceline.drafters.base import Ask, Drafter, FeatureDrafter, Seen
+from paceline.drafters.base import Ask, Drafter, Ended, FeatureDrafter, Seen
 from paceline.types import Off
 
 logger = logging.getLogger(__name__)
@@ -121,6 +121,9 @@ class Guard:
             return self.out is not None
         drafter = cast(FeatureDrafter, self._drafter)
         return self._call(drafter.knows, page) is not False
+
+    def learn(self, ended: Ended) -> None:
+        self._post(self._drafter.learn, ended._replace(tokens=self._kept(ended.tokens)))
 
     def stop(self, key: int) -> None:
         self._post(self._drafter.stop, key)

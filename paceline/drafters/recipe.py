@@ -31,6 +31,7 @@ class BuildContext:
     max_step_tokens: int  # rows of a pass, at most
     threads: int | None
     target: Forward
+    corpus: Sequence[str] = ()  # text files that a drafter may learn from
 
 
 OnDevice = Callable[[Drafter | None, Forward], DeviceDrafter]
@@ -66,7 +67,8 @@ class DrafterKind:
 
     `on_gpu` says what happens where the target runs on a GPU: "device", the recipe has `on_device`, which returns a
     `DeviceDrafter`; "host", it drafts on the host, beside the step in flight (`engine.offers`); "refused", it is
-    an error, before any weights are read."""
+    an error, before any weights are read. `reads_corpus`: it learns from the files of `BuildContext.corpus`."""
 
     make: MakeRecipe
     on_gpu: OnGpu = "refused"
+    reads_corpus: bool = False

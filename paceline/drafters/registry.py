@@ -2,6 +2,7 @@
 
     ngram                          lookup in prompt and output
     ngram:min_ngram=1,max_ngram=3  with options
+    suffix                         lookup in prompt, output, past answers and the corpus, by frequency
     model:NAME, or just NAME       a model with the target's vocabulary
     model:NAME,format=native       with options: weight format, max_draft, min_confidence
     eagle:PATH, eagle:smollm2      an EAGLE-3 head trained for the target: a directory, a hub id, or a shipped one
@@ -17,19 +18,20 @@ A name means the built-in or registered kind first, then an entry point, then a 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from paceline import plugins
-from paceline.drafters import eagle, medusa, model, ngram, prediction, self_copy
+from paceline.drafters import eagle, medusa, model, ngram, prediction, self_copy, suffix
 from paceline.drafters.base import Drafter
 from paceline.drafters.recipe import BuildContext as BuildContext
 from paceline.drafters.recipe import DrafterKind, MakeRecipe, OnGpu
 from paceline.drafters.recipe import Recipe as Recipe
 from paceline.drafters.shipped import head_directory as head_directory
 from paceline.drafters.shipped import shipped_drafters as shipped_drafters
+from paceline.drafters.suffix.corpus import read_corpus
 from paceline.errors import InvalidRequest, ModelNotFound, PacelineError, UnknownOption
 from paceline.models.weights import Progress
 from paceline.runner.loading.models import ReadyModel
@@ -38,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 REGISTRY: dict[str, DrafterKind] = {
     ngram.NgramDrafter.name: DrafterKind(ngram.recipe, on_gpu="device"),
+    suffix.SuffixDrafter.name: DrafterKind(suffix.recipe, on_gpu="host", reads_corpus=True),
     model.ModelDrafter.name: DrafterKind(model.recipe, on_gpu="device"),
     eagle.EagleDrafter.name: DrafterKind(eagle.recipe, on_gpu="device"),
     medusa.MedusaDrafter.name: DrafterKind(medusa.recipe, on_gpu="device"),
@@ -74,6 +77,15 @@ def check_device(words: str, device: str) -> None:
             '(on_gpu="device" of its kind), and does not say that it may draft on the host beside one (on_gpu="host"); '
             "take another drafter, or --device cpu"
         )
+
+
+def check_corpus(paths: Sequence[str], drafters: Sequence[str]) -> None:
+    """Refuse a corpus that no drafter reads, and files that cannot be read. No weights are read for this."""
+    kinds = [find(words.partition(":")[0]) for words in drafters]
+    if paths and not any(kind is not None and kind.reads_corpus for kind in kinds):
+        raise InvalidRequest(f"the corpus {paths[0]!r} has no reader: add the drafter suffix, or leave the corpus out")
+    for _ in read_corpus(paths):
+        pass
 
 
 def recipe(words: str, target: ReadyModel, *, progress: Progress | None = None) -> Recipe:

@@ -13,7 +13,7 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.guard import Guard
 from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.recipe import BuildContext, OnDevice, Recipe
-from paceline.drafters.registry import check_device, recipe
+from paceline.drafters.registry import check_corpus, check_device, recipe
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidRequest, OutOfMemory
 from paceline.kernels.base import PAGE_SIZE, Forward
@@ -85,6 +85,7 @@ def assemble(
     all."""
     for words in drafters:
         check_device(words, device if isinstance(target, str) else target.device)
+    check_corpus(config.corpus, drafters)
     ready = target
     if isinstance(ready, str):
         ready = read_target(ready, format=format, device=device, config=config, progress=progress)
@@ -107,6 +108,7 @@ def assemble(
         max_step_tokens=config.max_step_tokens,
         threads=forward.threads if isinstance(forward, CompiledForward) else threads,
         target=forward,
+        corpus=config.corpus,
     )
     built = {name: _built(made, context) for name, made in recipes.items()}
     built.setdefault(PredictionDrafter.name, PredictionDrafter())  # costs nothing until a request has a prediction

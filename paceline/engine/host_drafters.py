@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.drafters.base import Ask, Seen
+from paceline.drafters.base import Ask, Ended, Seen
 from paceline.drafters.guard import Guard
 from paceline.engine.governor import Governor
 from paceline.engine.scheduler import Work
@@ -50,6 +50,9 @@ class HostDrafters:
         self._lost.pop(sequence.key, None)
         for name in sequence.drafters:
             if name in self.guards:
+                if sequence.finish is not None:
+                    ended = Ended(self._view(sequence), sequence.prompt_length, sequence.request.cache_salt)
+                    self.guards[name].learn(ended)
                 self.guards[name].stop(sequence.key)
 
     def asks(self, name: str, works: Seq[Work]) -> list[Ask]:
@@ -82,6 +85,7 @@ class HostDrafters:
             predicted=() if trail is None else trail.ahead(max_draft),
             matched=0 if trail is None else trail.matched,
             alone=len(sequence.drafters) == 1,
+            salt=sequence.request.cache_salt,
         )
 
     def observe(self, works: Seq[Work]) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from paceline.audit.replay import Replay
 from paceline.bench.charts import charts
-from paceline.bench.offline import PARTS, Cell, Turn, Unit
+from paceline.bench.offline import PARTS, Cell, Grid, Turn, Unit, measure
 from paceline.bench.offline_record import cell_record, row, text
 from paceline.bench.workloads import BenchPrompt
+from paceline.drafters.suffix import SuffixDrafter
+from paceline.kernels.cpu.build import load_library
 from paceline.types import Finish, SequenceStats, Speculation
+from tests.rig import always, build
+from tests.runs import prompt
 
 PLAIN, FAST = Cell(1, 0.0), Cell(1, 0.0, Speculation(), "fast")
 
@@ -93,3 +97,14 @@ def test_loops_void_the_claim() -> None:
     shown = text(found)
     assert "no speed of such text means anything" in shown
     assert not cell_record(FAST, PLAIN, units(4, rounds=3))["claim_is_void"]
+
+
+def test_no_round_finds_its_answer_of_an_earlier_one() -> None:
+    """A drafter that remembers answers would be far too fast from the second round on."""
+    rig = build("toy", {"suffix": always(SuffixDrafter(load_library()))})
+    prompts, tokens = [BenchPrompt("a", "a", max_tokens=40)], [prompt(12, seed=4)]
+    grid = Grid(drafters=["suffix"], drafts=[None, 4], rounds=3, ignore_eos=True)
+    [(cells, [unit])] = measure(rig.engine, prompts, tokens, grid)
+    for cell in cells[1:]:
+        steps = [turn.steps for turn in unit.turns[cell]]
+        assert min(steps) > 0.7 * steps[0]

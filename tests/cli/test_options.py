@@ -33,6 +33,7 @@ ENGINE: dict[str, tuple[str, Any]] = {
     "min_acceptance": ("0.25", 0.25),
     "acceptance_window": ("10", 10),
     "pause_tokens": ("7", 7),
+    "corpus": ("notes.txt", ("notes.txt",)),
     "drafter_timeout": ("0.5", 0.5),
     "fixed_draft": ("", True),
     "synthetic_acceptance": ("0.8", 0.8),

@@ -9,7 +9,8 @@
 
 static const abi_entry entries[] = {
     CONSTANT(PAGE), CONSTANT(GROUP), CONSTANT(TILE), CONSTANT(QUERY_BLOCK), CONSTANT(HEAD_DIM_MAX),
-    CONSTANT(MAX_PARTS), CONSTANT(BEAM), CONSTANT(WIDTH_MAX),
+    CONSTANT(MAX_PARTS), CONSTANT(BEAM), CONSTANT(WIDTH_MAX), CONSTANT(SOURCES_MAX), CONSTANT(SUFFIX_DEPTH),
+    CONSTANT(SUFFIX_NODES_MAX),
 
     CONSTANT(FINE), CONSTANT(OUT_OF_MEMORY), CONSTANT(BAD_TOKEN), CONSTANT(BAD_POSITION), CONSTANT(BAD_SLOT),
     CONSTANT(BAD_PAGE), CONSTANT(BAD_ROWS), CONSTANT(NOT_FINITE),
@@ -55,6 +56,11 @@ static const abi_entry entries[] = {
     FIELD(order, min_confidence), FIELD(order, level_prices), FIELD(order, row_prices), FIELD(order, min_p),
     FIELD(order, top_p), FIELD(order, top_k), FIELD(order, tokens), FIELD(order, parents), FIELD(order, counts),
     FIELD(order, passes), FIELD(order, longest), FIELD(order, vocab), FIELD(order, width), STRUCT(order),
+
+    FIELD(suffix_order, sources), FIELD(suffix_order, prices), FIELD(suffix_order, tokens),
+    FIELD(suffix_order, parents), FIELD(suffix_order, confidence), FIELD(suffix_order, source_count),
+    FIELD(suffix_order, price_count), FIELD(suffix_order, longest), FIELD(suffix_order, width),
+    FIELD(suffix_order, trust), FIELD(suffix_order, min_confidence), STRUCT(suffix_order),
 
     {NULL, 0, 0},
 };

@@ -19,6 +19,9 @@
 #define MAX_PARTS 3      /* matrices of a linear operation */
 #define BEAM 4           /* nodes of a draft tree that one pass reads for a sequence */
 #define WIDTH_MAX 8      /* children of a node of a draft tree */
+#define SOURCES_MAX 8    /* suffix automata that a draft is made from */
+#define SUFFIX_DEPTH 32  /* tokens of the longest context that suffix automata count and match */
+#define SUFFIX_NODES_MAX 64 /* tokens of a draft from suffix automata */
 
 /* Results of a call: FINE, or why it did nothing. */
 enum { FINE, OUT_OF_MEMORY, BAD_TOKEN, BAD_POSITION, BAD_SLOT, BAD_PAGE, BAD_ROWS, NOT_FINITE };
@@ -154,6 +157,23 @@ typedef struct {
     int32_t width; /* most children of a node; 1: drafts are chains */
 } order;
 
+typedef struct suffixes suffixes;
+
+/* A draft to be made from suffix automata, for one sequence. */
+typedef struct {
+    suffixes *const *sources; /* automata; the first one holds the sequence itself */
+    const float *prices;      /* [price_count] confidence at which the first, second … token pays; later ones: the last */
+    int32_t *tokens;          /* out [longest], the most likely first */
+    int32_t *parents;         /* out [longest]; -1: the last committed token */
+    float *confidence;        /* out [longest] probability of the path to each token */
+    int32_t source_count;     /* at most SOURCES_MAX */
+    int32_t price_count;      /* at least 1 */
+    int32_t longest;          /* most tokens of the draft, at most SUFFIX_NODES_MAX */
+    int32_t width;            /* most children of a node, at most WIDTH_MAX; 1: a chain */
+    float trust;              /* factor of all probabilities, by past drafts of the sequence */
+    float min_confidence;     /* the draft ends before a token with less */
+} suffix_order;
+
 /* One line of the list that Python compares: the value of a constant, the size of a structure, or the offset and size
    of a field. `size` is 0 for all but fields. */
 typedef struct {
@@ -222,6 +242,23 @@ EXPORT void paceline_kv_read(const shape *, const int32_t *slots, int count, uin
    tokens. Non-zero: out of memory. */
 EXPORT int paceline_pick(pool *, const float *const *logits, const float *inverse_temperature, const uint32_t *keys,
                          const int32_t *ids, int rows, int vocab, int32_t *tokens);
+
+/* Make a suffix automaton; NULL: out of memory. */
+EXPORT suffixes *paceline_suffix_new(void);
+EXPORT void paceline_suffix_free(suffixes *);
+
+/* Append tokens to the automaton's text: FINE, or OUT_OF_MEMORY, after which the automaton can only be freed. */
+EXPORT int paceline_suffix_extend(suffixes *, const int32_t *tokens, int64_t count);
+
+/* End the automaton's text: the next token begins another one. */
+EXPORT void paceline_suffix_end(suffixes *);
+
+/* Bytes that the automaton has reserved. */
+EXPORT int64_t paceline_suffix_bytes(const suffixes *);
+
+/* Draft after `recent`, the last tokens of a sequence, of which the last `unread` are first appended to its own
+   automaton. Return the number of drafted tokens; -1: out of memory, as for paceline_suffix_extend. */
+EXPORT int paceline_suffix_draft(const suffix_order *, const int32_t *recent, int count, int unread);
 
 /* Measure the multiply-adds a second that each thread does at best while all work, in 8-bit products and in
    attention: bytes and floats [threads]. */

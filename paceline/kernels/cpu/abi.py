@@ -18,6 +18,9 @@ HEAD_DIM_MAX = 512  # numbers of an attention head
 MAX_PARTS = 3  # matrices of a linear operation
 BEAM = 4  # nodes of a draft tree that one pass reads for a sequence
 WIDTH_MAX = 8  # children of a node of a draft tree
+SOURCES_MAX = 8  # suffix automata that a draft is made from
+SUFFIX_DEPTH = 32  # tokens of the longest context that suffix automata count and match
+SUFFIX_NODES_MAX = 64  # tokens of a draft that suffix automata make
 
 CONSTANTS = {
     "PAGE": PAGE_SIZE,
@@ -28,6 +31,9 @@ CONSTANTS = {
     "MAX_PARTS": MAX_PARTS,
     "BEAM": BEAM,
     "WIDTH_MAX": WIDTH_MAX,
+    "SOURCES_MAX": SOURCES_MAX,
+    "SUFFIX_DEPTH": SUFFIX_DEPTH,
+    "SUFFIX_NODES_MAX": SUFFIX_NODES_MAX,
 }
 
 
@@ -160,6 +166,14 @@ class Order(Structure):
     )
 
 
+class SuffixOrder(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("sources", "prices", "tokens", "parents", "confidence")),
+        *((name, c_int32) for name in ("source_count", "price_count", "longest", "width")),
+        *((name, c_float) for name in ("trust", "min_confidence")),
+    )
+
+
 STRUCTURES: dict[str, type[Structure]] = {
     "matrix": Matrix,
     "stored_rows": StoredRows,
@@ -168,6 +182,7 @@ STRUCTURES: dict[str, type[Structure]] = {
     "batch": Pass,
     "draws": Draws,
     "order": Order,
+    "suffix_order": SuffixOrder,
 }
 
 
@@ -194,6 +209,12 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {  # name: result, 
     "paceline_kv_read": (None, (ADDRESS, ADDRESS, c_int, ADDRESS, ADDRESS)),
     "paceline_pick": (c_int, (ADDRESS, ADDRESS, ADDRESS, ADDRESS, ADDRESS, c_int, c_int, ADDRESS)),
     "paceline_limits": (None, (ADDRESS, ADDRESS, ADDRESS)),
+    "paceline_suffix_new": (ADDRESS, ()),
+    "paceline_suffix_free": (None, (ADDRESS,)),
+    "paceline_suffix_extend": (c_int, (ADDRESS, ADDRESS, c_int64)),
+    "paceline_suffix_end": (None, (ADDRESS,)),
+    "paceline_suffix_bytes": (c_int64, (ADDRESS,)),
+    "paceline_suffix_draft": (c_int, (ADDRESS, ADDRESS, c_int, c_int)),
     # For tests only: see testing.c.
     "paceline_gumbel": (None, (c_uint32, c_uint32, c_int, ADDRESS)),
     "paceline_prefetched": (c_int64, (ADDRESS,)),
