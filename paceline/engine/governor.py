@@ -236,10 +236,10 @@ class Governor:
 
     def _resting(self, drafters: Seq[str], *, batch: int) -> set[str]:
         """Return the drafters that rest in this round."""
-        rested = {drafter for drafter in drafters if drafter in self._rests}
+        rested = {drafter: self._rests.is_hopeless(drafter) for drafter in drafters if drafter in self._rests}
         resting = {drafter for drafter in rested if self._rests.count_down(drafter, batch=batch)}
-        for drafter in rested:
-            if drafter not in self._rests:
+        for drafter, hopeless in rested.items():
+            if drafter not in self._rests and not hopeless:
                 self.host.forget(drafter)  # a time that a busy moment made too long would keep it off for ever
         return resting
 
@@ -332,10 +332,11 @@ class Governor:
         if drafter in self._rests:
             return 0
         levels = self._levels(drafter, len(wishes))
-        perfect = speeds([Chance(1.0, 1.0, wish) for wish in wishes], seconds, levels)
-        length = speed.index(max(speed[1:])) if max(perfect) > perfect[0] else 0
+        perfect, batch = [Chance(1.0, 1.0, wish) for wish in wishes], len(wishes)
+        length = speed.index(max(speed[1:])) if _pays(speeds(perfect, seconds, levels)) else 0
         rounds = rest_after(seconds[length] / seconds[0] - 1) if length else MAX_REST
-        self._rests.begin(drafter, batch=len(wishes), rounds=min(rounds, tried) if tried else rounds)
+        hopeless = not length and not _pays(speeds(perfect, self._device_table(drafter, batch=batch), levels))
+        self._rests.begin(drafter, batch=batch, rounds=min(rounds, tried or rounds), hopeless=hopeless)
         return 0 if tried else length
 
     def _affordable(self, sequence: Sequence, pace: Pace) -> int | None:
@@ -359,6 +360,11 @@ class Governor:
         if length > longest:
             return Off(OffKind.CONTEXT, f"{length} tokens of context, more than max_draft_context {longest}")
         return pace.reason if not self._config.fixed_draft and pace.paused(output_tokens) else None
+
+
+def _pays(speed: Seq[float]) -> bool:
+    """Return whether drafts of any length are faster than none; `speed`: with drafts of 0, 1, … tokens."""
+    return max(speed) > speed[0]
 
 
 def fair_split(wishes: Seq[int], total: int) -> list[int]:

@@ -26,6 +26,7 @@ MAX_PROBED_REST = 4096  # rounds of a rest with a probe: even one that takes twe
 class Rest:
     batch: int  # sequences of the batch for which it was computed that drafts do not pay
     rounds: int  # rounds that are left
+    hopeless: bool  # even perfect drafts would not pay, by the device's times alone
     news: bool = False  # the probe has landed or the batch has changed: what pays is computed anew, without a probe
 
 
@@ -55,8 +56,11 @@ class Rests:
     def __contains__(self, drafter: str) -> bool:
         return drafter in self._rests
 
-    def begin(self, drafter: str, *, batch: int, rounds: int) -> None:
-        self._rests[drafter] = Rest(batch, rounds)
+    def begin(self, drafter: str, *, batch: int, rounds: int, hopeless: bool = False) -> None:
+        self._rests[drafter] = Rest(batch, rounds, hopeless)
+
+    def is_hopeless(self, drafter: str) -> bool:
+        return self._rests[drafter].hopeless
 
     def tell(self, drafter: str | None) -> None:
         """Note that a draft of this drafter was judged."""

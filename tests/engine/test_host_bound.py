@@ -146,6 +146,14 @@ def test_busy_moments_in_the_first_rounds_with_drafts_do_not_end_drafting(busy: 
     assert rounds.rounds - rounds.drafting < rests + 32
 
 
+def test_drafts_that_could_never_pay_are_not_tried_again() -> None:
+    """A draft takes ten plain rounds: by the device alone even perfect ones lose, whatever the host needs."""
+    dear = {"batch": 16, "steps": 800, "drafts": True, "rate": 0.9}
+    _, rounds = speed(quick, lambda seats, drafted: (10 if drafted else 1) * MILLISECOND, **dear)
+    assert rounds.rounds > 700
+    assert 1 <= rounds.drafting <= 2, "the trial of the first rounds"
+
+
 def test_rests_after_trials_grow() -> None:
     trials = Trials()
     rests = []
