@@ -29,6 +29,7 @@ from paceline.kernels.cpu.build import load_library
 from paceline.runner.batch import Share, build_batch
 from paceline.types import Request
 
+SETTLING_STEPS = 40  # steps before a measurement: after other passes, 32 may go by until one is prefetched again
 PROMPT = "The history of the bicycle begins long before anybody rode one to work. " * 8
 
 
@@ -61,6 +62,8 @@ def batch_speed(llm: LLM, size: int, tokens: int) -> tuple[float, float]:
     started: set[str] = set()
     while len(started) < size:
         started |= {event.request_id for event in llm.engine.step()}
+    for _ in range(SETTLING_STEPS):
+        llm.engine.step()
     found = _decode(llm, tokens // 2)
     while llm.engine.has_work:
         llm.engine.step()
