@@ -151,6 +151,15 @@ def test_another_program_cancels_the_pass_in_flight() -> None:
     assert torch.equal(*found)
 
 
+def test_two_models_on_the_same_threads_cancel_each_other() -> None:
+    one, other, alone = Decoding.of(), Decoding.of(inverse_temperature=1.0), Decoding.of(threads=1)
+    for _ in range(8):
+        found = one.step()
+        other.step()
+        assert equal(one.results(found), alone.results(alone.step()))
+    assert one.prefetched == other.prefetched == 0
+
+
 def test_prefetching_pauses_after_misses_and_comes_back() -> None:
     """Ten passes that are never asked for; then they are asked for again, after at most 32 passes."""
     decoding = Decoding.of()
