@@ -31,9 +31,9 @@ struct pool {
     _Alignas(CACHE_LINE) atomic_int inside;      /* helpers that take part in the run */
     atomic_int open;                             /* whether helpers may still enter the run */
     _Alignas(CACHE_LINE) int threads;
-    unsigned works;    /* works of all runs before this one */
-    unsigned started;  /* number of the last run of pool_start */
-    unsigned finished; /* number of the last run of pool_start that was finished or cancelled */
+    unsigned works;       /* works of all runs before this one */
+    unsigned started;     /* number of the last run of pool_start */
+    unsigned finished;    /* number of the last run of pool_start that was finished or cancelled */
     atomic_int cancelled; /* whether members leave the run of pool_start */
     atomic_int sleepers;
     atomic_int stopping;
