@@ -228,7 +228,7 @@ static int land_if(program *p, int is_asked_for) {
 
 int take_prefetched(program *head, const batch *b, const row_noise *noise) {
     const prefetch *f = &head->prefetch;
-    const int is_asked_for = f->run && has_rows_of(&f->batch, b) && has_noise(f, noise) &&
+    const int is_asked_for = f->run && head->held < 0 && has_rows_of(&f->batch, b) && has_noise(f, noise) &&
                              same(f->batch.features, b->features, feature_bytes(head, b), 1);
     if (!land_if(head, is_asked_for)) return 0;
     finish_pass(head);
