@@ -51,7 +51,8 @@ def peers_best(paths: Paths) -> str:
 
 
 def steps(paths: Paths) -> str:
-    header = ["format", "1 row", "8 rows", "ratio", "batch 1", "batch 16", "ratio", "host, batch 1", "host, batch 16"]
+    speeds = ["batch 1", "batch 16", "ratio"]
+    header = ["format", "1 row", "8 rows", "ratio", *speeds, "host, batch 1", "host, batch 16", "step by pass"]
     return with_sources(markdown(header, [_steps_row(load(path)) for path in paths]), paths)
 
 
@@ -61,6 +62,7 @@ def _steps_row(record: Record) -> list[str]:
     name += f", {record['variant']}" if "variant" in record else ""
     speeds = [f"{one['tok_s']:.1f}", f"{many['tok_s']:.1f}", f"{record['batch_16_over_1']:.2f}"]
     shares = [f"{one['host_share']:.1%}", f"{many['host_share']:.1%}"]
+    shares.append(f"{record['step_over_pass']:.3f}" if "step_over_pass" in record else "")
     return [name, f"{rows['1']:.2f}", f"{rows['8']:.2f}", f"{record['rows_8_over_1']:.2f}", *speeds, *shares]
 
 

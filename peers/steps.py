@@ -1,7 +1,9 @@
 """The cost of a step: by rows, by batch size, and the share of the host.
 
 - rows: one sequence verifying drafts of 0 … 15 tokens, the forward pass alone;
-- batch: plain decoding of 1 … 16 sequences, tokens/s and the share of a step outside of the forward pass.
+- batch: plain decoding of 1 … 16 sequences, tokens/s and the host's own time as a share of a step;
+- step over pass: how much longer a step of one sequence takes than its pass alone. The host works beside the next pass
+  where it can, so this is what the host costs.
 
 All configurations take turns, `--rounds` times; medians.
 
@@ -27,6 +29,7 @@ from paceline.kernels.cpu.build import load_library
 from paceline.runner.batch import Share, build_batch
 from paceline.types import Request
 
+SETTLING_STEPS = 40  # steps before a measurement: after other passes, 32 may go by until one is prefetched again
 PROMPT = "The history of the bicycle begins long before anybody rode one to work. " * 8
 
 
@@ -39,47 +42,36 @@ def median_ms(run: Callable[[], Output], repeats: int) -> float:
     return statistics.median(seconds) * 1e3
 
 
-def rows_ms(llm: LLM, rows: list[int], rounds: int) -> dict[int, float]:
+def rows_ms(llm: LLM, rows: list[int]) -> dict[int, float]:
     """Milliseconds of one pass over n rows of one sequence, behind about 130 tokens of context."""
     probes, tokens = llm.engine.probes, llm.encode(PROMPT)
     last = len(tokens) - 1
-    times: dict[int, list[float]] = {n: [] for n in rows}
     with probes.seated(tokens, room=max(rows)) as lane:
         probes.read(lane, len(tokens))
         drafts = {n: Draft(tokens=(5,) * (n - 1)) for n in rows}
         batches = {n: build_batch(probes.lanes, [Share(lane, last, 1, draft)]) for n, draft in drafts.items()}
-        for _ in range(rounds):
-            for n, batch in batches.items():
-                times[n].append(median_ms(partial(probes.forward, batch), 15))
-    return {n: round(statistics.median(values), 3) for n, values in times.items()}
+        return {n: median_ms(partial(probes.forward, batch), 15) for n, batch in batches.items()}
 
 
-def batch_speeds(llm: LLM, sizes: list[int], tokens: int, rounds: int) -> dict[int, dict[str, float]]:
-    """Plain decoding of n sequences: tokens/s, and the host's share of a step."""
+def batch_speed(llm: LLM, size: int, tokens: int) -> tuple[float, float]:
+    """Plain decoding of `size` sequences: tokens/s, and the host's own time as a share of a step."""
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-    speeds: dict[int, list[float]] = {n: [] for n in sizes}
-    shares: dict[int, list[float]] = {n: [] for n in sizes}
-    for _ in range(rounds):
-        for n in sizes:
-            for i in range(n):
-                prompt = llm.encode(f"{i}. {PROMPT}")
-                llm.engine.submit(Request(id=f"{i}", prompt=prompt, sampling=params))
-            started: set[str] = set()
-            while len(started) < n:
-                started |= {event.request_id for event in llm.engine.step()}
-            speed, share = _decode(llm, tokens // 2)
-            speeds[n].append(speed)
-            shares[n].append(share)
-            while llm.engine.has_work:
-                llm.engine.step()
-    return {
-        n: {"tok_s": round(statistics.median(speeds[n]), 1), "host_share": round(statistics.median(shares[n]), 4)}
-        for n in sizes
-    }
+    for i in range(size):
+        prompt = llm.encode(f"{i}. {PROMPT}")
+        llm.engine.submit(Request(id=f"{i}", prompt=prompt, sampling=params))
+    started: set[str] = set()
+    while len(started) < size:
+        started |= {event.request_id for event in llm.engine.step()}
+    for _ in range(SETTLING_STEPS):
+        llm.engine.step()
+    found = _decode(llm, tokens // 2)
+    while llm.engine.has_work:
+        llm.engine.step()
+    return found
 
 
 def _decode(llm: LLM, steps: int) -> tuple[float, float]:
-    """Tokens/s over some steps of pure decoding, and the part of their time spent outside of the forward pass."""
+    """Tokens/s over some steps of pure decoding, and the part of their time in which nobody waits for a pass."""
     stats = llm.engine.stats
     before = stats.output_tokens
     walls, hosts = [], []
@@ -101,13 +93,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
     llm = LLM(args.target, drafter=[], format=args.format, threads=args.threads)
-    rows = rows_ms(llm, [1, 2, 4, 5, 8, 12, 16], args.rounds)
-    batches = batch_speeds(llm, [1, 2, 4, 8, 16], 96, args.rounds)
+    passes, decoded = [], []  # of each round
+    for _ in range(args.rounds):
+        passes.append(rows_ms(llm, [1, 2, 4, 5, 8, 12, 16]))
+        decoded.append({n: batch_speed(llm, n, 96) for n in (1, 2, 4, 8, 16)})
+    rows = {n: statistics.median(each[n] for each in passes) for n in passes[0]}
+    speeds = {n: statistics.median(each[n][0] for each in decoded) for n in decoded[0]}
+    shares = {n: statistics.median(each[n][1] for each in decoded) for n in decoded[0]}
+    over_pass = [1e3 / each[1][0] / alone[1] for each, alone in zip(decoded, passes, strict=True)]
     result = {
-        "rows_ms": rows,
+        "rows_ms": {n: round(milliseconds, 3) for n, milliseconds in rows.items()},
         "rows_8_over_1": round(rows[8] / rows[1], 3),
-        "batches": batches,
-        "batch_16_over_1": round(batches[16]["tok_s"] / batches[1]["tok_s"], 2),
+        "batches": {n: {"tok_s": round(speeds[n], 1), "host_share": round(shares[n], 4)} for n in speeds},
+        "batch_16_over_1": round(speeds[16] / speeds[1], 2),
+        "step_over_pass": round(statistics.median(over_pass), 4),
         "variant": load_library().variant,
         "command": vars(args),
         "machine": describe(torch.device("cpu")),

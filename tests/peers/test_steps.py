@@ -23,3 +23,4 @@ def test_rows_and_batches_are_measured(
     assert all(milliseconds > 0 for milliseconds in found["rows_ms"].values())
     assert list(found["batches"]) == ["1", "2", "4", "8", "16"]
     assert all(batch["tok_s"] > 0 and 0 < batch["host_share"] < 1 for batch in found["batches"].values())
+    assert found["step_over_pass"] > 0

@@ -218,7 +218,8 @@ EXPORT void paceline_program_free(program *);
 EXPORT int paceline_program_run(program *, const batch *);
 
 /* Run a pass, then draw the token after each row with logits: the best token, or with noise that depends on the
-   sequence's seed and the position. The result of a row whose own drafted token was not drawn is arbitrary. */
+   sequence's seed and the position. The result of a row whose own drafted token was not drawn is arbitrary. If every
+   sequence had one row, the helpers start the pass over the drawn tokens, up to its logits. */
 EXPORT int paceline_program_draw(program *, const batch *, const draws *);
 
 /* Draft with a head: the pass over `first`, which has one logit row a sequence, then one pass for each level of the
@@ -230,8 +231,8 @@ EXPORT int paceline_draft(program *head, const batch *first, const order *);
    ids [vocab]: target token of each of the head's outputs. Both programs may be freed in any order. */
 EXPORT void paceline_prefetch(program *target, program *head, const int32_t *ids, int vocab);
 
-/* Copy KV slots `source` onto slots `target` in every layer; all are read before any is written. Non-zero: out of
-   memory. */
+/* Copy KV slots `source` onto slots `target` in every layer; all are read before any is written. They must not belong
+   to sequences whose last pass had no draft: their next one may already be on its way. Non-zero: out of memory. */
 EXPORT int paceline_kv_move(const shape *, const int32_t *source, const int32_t *target, int count);
 
 /* Read KV slots: keys and values bf16 [layers][count][kv_heads][head_dim]. */
@@ -267,7 +268,7 @@ EXPORT void paceline_limits(pool *, double *bytes, double *floats);
 /* ---- functions for tests only: see testing.c ---- */
 
 EXPORT void paceline_gumbel(uint32_t k0, uint32_t k1, int vocab, float *out);
-EXPORT int64_t paceline_prefetched(const program *head);
+EXPORT int64_t paceline_prefetched(const program *);
 EXPORT int paceline_lent(const pool *p);
 
 #endif

@@ -110,7 +110,7 @@ int pick_rows(pool *pool, pick *work, int32_t *tokens) {
     const int units = work->units = (work->vocab + TOKENS_PER_UNIT - 1) / TOKENS_PER_UNIT;
     work->best = malloc(sizeof(best) * (size_t)(work->rows * units + 1));
     if (!work->best) return -1;
-    pool_run(pool, pick_all, work);
+    pool_run_beside(pool, pick_all, work);
     for (int row = 0; row < work->rows; row++) {
         best top = work->best[row * units];
         for (int i = 1; i < units; i++)

@@ -31,9 +31,10 @@ struct pool {
     _Alignas(CACHE_LINE) atomic_int inside;      /* helpers that take part in the run */
     atomic_int open;                             /* whether helpers may still enter the run */
     _Alignas(CACHE_LINE) int threads;
-    unsigned works;    /* works of all runs before this one */
-    unsigned started;  /* number of the last run of pool_start */
-    unsigned finished; /* number of the last run of pool_start that came to its end */
+    unsigned works;       /* works of all runs before this one */
+    unsigned started;     /* number of the last run of pool_start */
+    unsigned finished;    /* number of the last run of pool_start that was finished or cancelled */
+    atomic_int cancelled; /* whether members leave the run of pool_start */
     atomic_int sleepers;
     atomic_int stopping;
     pid_t owner; /* process of the threads: a forked child has only the memory */
@@ -45,6 +46,7 @@ struct pool {
     pthread_mutex_t lock;    /* guards the sleep of helpers */
     pthread_mutex_t running; /* held by the thread that runs something */
     pthread_cond_t wake;
+    pool *alone; /* a pool of one thread, for functions beside a run of pool_start; NULL: this is one */
 };
 
 /* Arguments of a new helper. */
@@ -145,6 +147,21 @@ void work_end(member *self) {
     for (int spins = 0; !work_over(self);) wait_a_little(self->pool, seat_of(self), HOLDING, &spins);
 }
 
+int work_await(member *self, atomic_int *flag) {
+    const int64_t patience = nanoseconds() + SPIN_NANOSECONDS;
+    for (int spins = 1; !atomic_load(flag) && !atomic_load(&self->pool->cancelled); spins++) {
+        if (!(spins & 255) && nanoseconds() > patience) break;
+        pause_cpu();
+    }
+    return atomic_load(flag);
+}
+
+int work_cancelled(member *self, int works) {
+    const int cancelled = atomic_load_explicit(&self->pool->cancelled, memory_order_relaxed);
+    if (cancelled) self->work += (unsigned)works; /* others may be ahead: a later run must not use their numbers */
+    return cancelled;
+}
+
 static unsigned take_part(pool *p, int index) {
     member self = {.pool = p, .index = index, .count = p->threads, .work = p->works};
     sit(&p->seating, seat_of(&self));
@@ -213,8 +230,9 @@ static void close_run(pool *p) {
     p->works = works; /* no helper reads it any more */
 }
 
-/* Lock the pool for the caller, and finish a run of pool_start that is not finished yet. */
-static void enter(pool *p) {
+/* Lock the pool for the caller, and end a run of pool_start that has not ended: finish the one that is wanted, cancel
+   any other. True: the wanted one is done. */
+static int enter(pool *p, unsigned wanted) {
     pthread_mutex_lock(&p->running);
     if (p->owner != getpid()) {
         p->owner = getpid();
@@ -223,13 +241,16 @@ static void enter(pool *p) {
         p->started = p->finished;
         p->works += WORKS_PER_RUN_MAX; /* no later work has a number that lost helpers have counted under */
     }
-    if (p->started == p->finished) return;
+    if (p->started == p->finished) return 0;
+    atomic_store(&p->cancelled, p->started != wanted);
     close_run(p);
+    atomic_store(&p->cancelled, 0);
     p->finished = p->started;
+    return p->finished == wanted;
 }
 
 void pool_run(pool *p, pool_function *function, void *argument) {
-    enter(p);
+    enter(p, 0);
     open_run(p, function, argument);
     close_run(p);
     pthread_mutex_unlock(&p->running);
@@ -237,7 +258,7 @@ void pool_run(pool *p, pool_function *function, void *argument) {
 
 unsigned pool_start(pool *p, pool_function *function, void *argument) {
     unsigned number = 0;
-    enter(p);
+    enter(p, 0);
     if (p->threads > 1) {
         number = p->started += p->started + 1 ? 1 : 2; /* never 0 */
         open_run(p, function, argument);
@@ -247,10 +268,21 @@ unsigned pool_start(pool *p, pool_function *function, void *argument) {
 }
 
 int pool_finish(pool *p, unsigned number) {
-    enter(p);
-    const int done = (int)(p->finished - number) >= 0;
+    const int done = enter(p, number);
     pthread_mutex_unlock(&p->running);
     return done;
+}
+
+void pool_cancel(pool *p) {
+    enter(p, 0);
+    pthread_mutex_unlock(&p->running);
+}
+
+void pool_run_beside(pool *p, pool_function *function, void *argument) {
+    pthread_mutex_lock(&p->running);
+    const int busy = p->started != p->finished && p->owner == getpid();
+    pthread_mutex_unlock(&p->running);
+    pool_run(busy ? p->alone : p, function, argument);
 }
 
 static int start_helper(pool *p, int index) {
@@ -268,6 +300,7 @@ static void free_pool(pool *p) {
         begin_generation(p);
         for (int i = 1; i < p->threads; i++) pthread_join(p->helpers[i], NULL);
     }
+    if (p->alone) free_pool(p->alone);
     free(p->helpers);
     free(p->counters);
     free_seats(&p->seating);
@@ -294,7 +327,8 @@ EXPORT pool *paceline_pool_new(int threads, const int32_t *starts, const int32_t
     const int fine = p->counters && p->helpers && make_seats(&p->seating, threads, starts, cpus);
     /* If a helper cannot be started, the pool is smaller; nothing runs yet. */
     while (fine && p->threads < threads && start_helper(p, p->threads) == 0) p->threads++;
-    if (fine) return p;
+    if (p->threads > 1) p->alone = paceline_pool_new(1, NULL, NULL);
+    if (fine && (p->threads == 1 || p->alone)) return p;
     free_pool(p);
     return NULL;
 }

@@ -34,11 +34,18 @@ typedef void pool_function(member *self, void *argument);
 void pool_run(pool *, pool_function *, void *argument);
 
 /* Let the helpers start a run while the caller continues, and return its number; 0: there are no helpers. The memory
-   that the run uses must stay valid. The run ends when the caller finishes it, or when the pool runs anything else. */
+   that the run uses must stay valid until the caller finishes or cancels it. If the pool runs anything else before, the
+   run is cancelled. */
 unsigned pool_start(pool *, pool_function *, void *argument);
 
-/* Help with a started run until its end. False: it never ended, because a fork took the helpers away. */
+/* Help with a started run until its end. False: it was cancelled, or a fork took the helpers away. */
 int pool_finish(pool *, unsigned number);
+
+/* Cancel a started run that is not finished, and wait until its members have left. */
+void pool_cancel(pool *);
+
+/* Run a short function like pool_run, but in the calling thread alone if a started run is in flight, which goes on. */
+void pool_run_beside(pool *, pool_function *, void *argument);
 
 int pool_threads(const pool *);
 
@@ -61,5 +68,11 @@ void work_end(member *);
 
 /* Whether all units are finished; preparing for them is then useless. */
 int work_over(const member *);
+
+/* Wait a moment for a flag, and return it. */
+int work_await(member *, atomic_int *flag);
+
+/* Whether the run is cancelled. The member must then return; `works`: most works of the run that it leaves out. */
+int work_cancelled(member *, int works);
 
 #endif

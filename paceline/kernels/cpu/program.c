@@ -6,6 +6,8 @@
 
 #include "draw.h"
 
+#define OPERATION_WORKS_MAX 2 /* works that an operation consists of at most */
+
 static void *zeroed(int64_t bytes) {
     void *p = aligned_alloc(CACHE_LINE, (size_t)(bytes + 2 * CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE);
     if (p) memset(p, 0, (size_t)bytes);
@@ -238,6 +240,8 @@ void forward(member *self, void *argument) {
     const int count = needed_operations(p);
     for (int i = 0; i < count; i++) {
         if (is_skipped(p, &p->operations[i])) continue;
+        if (i == p->held && !work_await(self, &p->asked)) return;
+        if (work_cancelled(self, OPERATION_WORKS_MAX * (count - i))) return;
         run_operation(self, p, &p->operations[i]);
         if (i + 1 < count) fetch_for(self, p, &p->operations[i + 1]);
         work_end(self);
@@ -279,6 +283,7 @@ int prepare_pass(program *p, const batch *b) {
     p->batch = b;
     p->buffer[FEATURES] = b->features;
     p->buffer[STATES] = b->states;
+    p->held = -1;
     carry_rows(p);
     p->last_rows = b->outs ? b->rows : 0; /* without logits a pass may end before the residual stream does */
     if (plan_attention(p)) return OUT_OF_MEMORY;
@@ -289,7 +294,7 @@ int prepare_pass(program *p, const batch *b) {
 void finish_pass(const program *p) { gather_argmax(p, pool_threads(p->pool)); }
 
 int run_pass(program *p, const batch *b) {
-    drop_prefetched(p);
+    if (take_next_pass(p, b)) return FINE;
     if (b->rows == 0) return check(p, b);
     const int status = prepare_pass(p, b);
     if (status != FINE) return status;

@@ -77,6 +77,8 @@ struct program {
     quantised shared;                /* inputs of a linear operation that threads quantise together */
     scratch *scratch;                /* [threads] */
     const batch *batch;              /* batch of the current pass */
+    int32_t held;                    /* operation that waits until the prefetched pass is asked for; -1: none */
+    atomic_int asked;                /* whether the prefetched pass is asked for */
     attend_plan plan;
     screen screen;
     prefetch prefetch;

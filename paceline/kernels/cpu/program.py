@@ -170,7 +170,7 @@ class Program:
 
     @property
     def prefetched(self) -> int:
-        """Prefetched passes that a draft has asked for; for tests."""
+        """Prefetched passes that were asked for; for tests."""
         return int(self._library.paceline_prefetched(self._handle))
 
     def rows_of(self, matrix: Packed, rows: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ EXPORT void paceline_gumbel(uint32_t k0, uint32_t k1, int vocab, float *out) {
     }
 }
 
-/* Count the prefetched passes of a head that were asked for. */
-EXPORT int64_t paceline_prefetched(const program *head) { return head->prefetch.hits; }
+/* Count the prefetched passes of a program that were asked for. */
+EXPORT int64_t paceline_prefetched(const program *p) { return p->prefetch.hits; }
 
 /* Count the times that a thread of a pool was lent a CPU. */
 EXPORT int paceline_lent(const pool *p) { return pool_lent(p); }
