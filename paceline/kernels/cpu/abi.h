@@ -17,7 +17,7 @@
 #define QUERY_BLOCK 48   /* queries (rows × heads of a KV head) that share one walk over the keys */
 #define HEAD_DIM_MAX 512 /* numbers of an attention head */
 #define MAX_PARTS 3      /* matrices of a linear operation */
-#define BEAM 4           /* nodes of a draft tree that one pass reads for a sequence */
+#define BEAM 4           /* nodes of a draft tree that one pass reads for a sequence, at most */
 #define WIDTH_MAX 8      /* children of a node of a draft tree */
 
 /* Results of a call: FINE, or why it did nothing. */
@@ -150,8 +150,11 @@ typedef struct {
     int32_t *counts;                   /* out [sequences] nodes of each draft */
     int32_t *passes;                   /* out [sequences] passes that a draft took part in */
     int32_t longest;
-    int32_t vocab; /* outputs of the head */
+    int32_t vocab; /* outputs */
     int32_t width; /* most children of a node; 1: drafts are chains */
+    int32_t beam;  /* most nodes that a pass reads for a sequence, up to BEAM */
+    int32_t ahead; /* positions from a row to the token that it reads: 1 for a head, 0 for a model */
+    float child_acceptance; /* usual probability that the best child of a likely node is accepted */
 } order;
 
 /* One line of the list that Python compares: the value of a constant, the size of a structure, or the offset and size
@@ -201,10 +204,10 @@ EXPORT int paceline_program_run(program *, const batch *);
    sequence's seed and the position. The result of a row whose own drafted token was not drawn is arbitrary. */
 EXPORT int paceline_program_draw(program *, const batch *, const draws *);
 
-/* Draft with a head: the pass over `first`, which has one logit row a sequence, then one pass for each level of the
+/* Draft with a head or a model: the pass over `first`, which has one logit row a sequence, then one pass for each level of the
    tree. logits and argmax of `first` have room for BEAM rows a sequence. After an error the drafts hold
    the nodes that were found before it. */
-EXPORT int paceline_draft(program *head, const batch *first, const order *);
+EXPORT int paceline_draft(program *, const batch *first, const order *);
 
 /* From now on, start the first pass of the head's next draft as soon as the target has drawn its tokens.
    ids [vocab]: target token of each of the head's outputs. Both programs may be freed in any order. */
