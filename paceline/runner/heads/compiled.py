@@ -21,9 +21,9 @@ from paceline.kernels.cpu.program import Program
 from paceline.models.heads import EagleHead
 from paceline.models.rope import layer_rope, rope_tables
 from paceline.runner.forwards.compiled import CompiledForward, check_supported, point, shape_of
-from paceline.runner.heads.head_pack import DOWN, EXACT, IDS, UP, fill_head, head_layout
+from paceline.runner.heads.head_pack import IDS, fill_head, head_layout
 from paceline.runner.heads.protocol import Tree, TreeRequest
-from paceline.runner.heads.sketch import exact_outputs
+from paceline.runner.heads.sketch import DOWN, EXACT, UP, exact_outputs
 from paceline.runner.heads.trees import OF_HEAD, TreeProgram, address_of
 
 
