@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
@@ -268,10 +268,15 @@ def _read(name: str, target: ReadyModel, format: Format, progress: Progress | No
     """Read the model; `shape:NAME` has random weights."""
     if name.startswith("shape:"):
         return ready_shape(name[6:], format=format, device=target.device, kv_format=target.kv_format, seed=1)
-    ready = read_model(
-        name, format=format, device=target.device, kv_format=target.kv_format, progress=progress, beside=target
+    return read_model(
+        name,
+        format=format,
+        device=target.device,
+        kv_format=target.kv_format,
+        progress=progress,
+        beside=target,
+        shortlist=True,
     )
-    return replace(ready, shortlist=ready.compiled)
 
 
 def _check_vocabulary(drafter: ReadyModel, target: ReadyModel) -> None:

@@ -16,6 +16,7 @@ from paceline.drafters.recipe import BuildContext
 from paceline.errors import InvalidRequest
 from paceline.kernels.base import PAGE_SIZE, Batch
 from paceline.kv.pages import PagePool
+from paceline.runner.batch import Share
 from paceline.runner.forwards.compiled import CompiledForward
 from paceline.runner.lanes import Lanes
 from paceline.sampling.sampler import Sampler
@@ -110,6 +111,25 @@ def test_prices_end_drafts() -> None:
     assert lengths[0] == [8, 8]
     assert lengths[2] == [1, 1]
     assert lengths[0] > lengths[1] >= lengths[2]
+
+
+def test_a_dear_row_before_cheap_ones_is_weighed_with_them() -> None:
+    """The second row does not pay alone. It does with the third if that is free."""
+    passes = []
+    for third in (0.0, 0.9):
+        drafter, lanes = alone(min_confidence=None, branches=1)
+        [first, _] = asks(lanes, longest=3, temperature=0)
+        sure = first_confidence(drafter, first)
+        priced = replace(first, price=0.1 * sure, row_price=0.0, row_prices=(0.0, 1.05 * sure, third * sure))
+        passes.append(drafter.propose([priced])[0].passes)
+    assert passes == [3, 1]
+
+
+def first_confidence(drafter: ModelDrafter, first: Ask) -> float:
+    """Confidence in the first token of a greedy draft, as kernels/cpu/candidates.c estimates it."""
+    output = drafter._compute([Share(lane=first.lane, start=0, count=len(first.tokens))])
+    odds = torch.softmax(output.logits[0], dim=0).max().logit()
+    return float(torch.sigmoid(0.8 * odds + 0.2))
 
 
 def test_a_request_has_a_limit_of_its_own() -> None:

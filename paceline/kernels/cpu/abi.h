@@ -154,6 +154,7 @@ typedef struct {
     int32_t width; /* most children of a node; 1: drafts are chains */
     int32_t beam;  /* most nodes that a pass reads for a sequence, up to BEAM */
     int32_t ahead; /* positions from a row to the token that it reads: 1 for a head, 0 for a model */
+    int32_t lookahead; /* levels that are weighed together when the next one is chosen, at least 1 */
     float child_acceptance; /* usual probability that the best child of a likely node is accepted */
 } order;
 

@@ -156,7 +156,7 @@ class Order(Structure):
         *((name, c_void_p) for name in ("min_confidence", "level_prices", "row_prices")),
         *((name, c_void_p) for name in ("min_p", "top_p", "top_k")),
         *((name, c_void_p) for name in ("tokens", "parents", "counts", "passes")),
-        *((name, c_int32) for name in ("longest", "vocab", "width", "beam", "ahead")),
+        *((name, c_int32) for name in ("longest", "vocab", "width", "beam", "ahead", "lookahead")),
         ("child_acceptance", c_float),
     )
 

@@ -67,12 +67,20 @@ static int expected_rank(const drafting *d, const tree *t, int at) {
     return rank;
 }
 
-/* Expect a node to get one child, and return what the child gains: its confidence less the price of its row. */
+/* Expect a node to get a chain of children, and return what the best length gains: their confidence, less the prices of
+   their rows, and of their levels after the first. One row may cost much and the next ones little, so a child that does
+   not pay alone may pay with its own children. */
 static float expected_gain(const drafting *d, int s, int at, int rank) {
-    const int last = d->o->longest - 1, row = rank + 1 < last ? rank + 1 : last;
-    const float price = d->o->row_prices[(int64_t)s * (last + 1) + row];
-    const float gain = d->o->child_acceptance * d->trees[s].nodes[at].confidence - price;
-    return gain > 0.0f ? gain : 0.0f;
+    const int last = d->o->longest - 1;
+    float confidence = d->trees[s].nodes[at].confidence, gain = 0.0f, most = 0.0f;
+    for (int i = 1; i <= d->o->lookahead && rank + i < d->o->limits[s]; i++) {
+        const int row = rank + i < last ? rank + i : last;
+        confidence *= d->o->child_acceptance;
+        gain += confidence - d->o->row_prices[(int64_t)s * (last + 1) + row];
+        most = gain > most ? gain : most;
+        gain -= d->o->level_prices[s];
+    }
+    return most;
 }
 
 /* Choose the nodes of the last level to read next, the most likely first. A node is read only if its children may still

@@ -32,13 +32,14 @@ class Growth(NamedTuple):
 
     beam: int  # nodes that a pass reads for a sequence, at most
     ahead: int  # positions from a row to the token that it reads
+    lookahead: int  # levels that are weighed together when the next one is chosen
     child_acceptance: float  # usual probability that the best child of a likely node is accepted
 
 
-OF_HEAD = Growth(BEAM, ahead=1, child_acceptance=0.7)  # docs/experiments.md, "Trees of a head"
+OF_HEAD = Growth(BEAM, ahead=1, lookahead=1, child_acceptance=0.7)  # docs/experiments.md, "Trees of a head"
 # A pass over all layers of a model costs much, so it reads the best node alone: then its keys and values also lie where
 # the next draft finds them, if it is accepted. The acceptance: docs/experiments.md, "Draft lengths of a draft model".
-OF_MODEL = Growth(1, ahead=0, child_acceptance=0.9)
+OF_MODEL = Growth(1, ahead=0, lookahead=3, child_acceptance=0.9)
 
 
 class TreeProgram:
@@ -104,6 +105,7 @@ class DraftMemory:
             width=width,
             beam=growth.beam,
             ahead=growth.ahead,
+            lookahead=growth.lookahead,
             child_acceptance=growth.child_acceptance,
         )
 

@@ -198,12 +198,13 @@ def read_model(
     kv_format: str = "bf16",
     progress: Progress | None = None,
     beside: ReadyModel | None = None,
+    shortlist: bool = False,
 ) -> ReadyModel:
     """Load a model and its tokenizer by name. A drafter shares the tokenizer of the target `beside` it if their
-    files say the same."""
+    files say the same. `shortlist`: compiled, its drafts compute a shortlist of outputs."""
     _check_format(format, device)
     if torch.device(device).type == "cpu":
-        return _ready_from_files(name, format, kv_format, progress, beside)
+        return replace(_ready_from_files(name, format, kv_format, progress, beside), shortlist=shortlist)
     with memory_for(f"the weights of {name}", "choose a smaller format such as fp8 or int4, or a smaller model"):
         model = load_model(name, format=format, device=device, progress=progress)
         return _ready(name, model, _tokenizer(model, beside), device, kv_format)

@@ -36,7 +36,7 @@ def drafter(tmp_path: Path) -> ReadyModel:
     (tmp_path / "model").mkdir()
     special = ("<|end|>", "<|im_start|>", "<|im_end|>", *(f"<|{i}|>" for i in range(13)))
     model = write_model(tmp_path / "model", special=special)
-    return replace(read_model(str(model), format="int4-all"), shortlist=True)
+    return read_model(str(model), format="int4-all", shortlist=True)
 
 
 def build(ready: ReadyModel) -> CompiledForward:
