@@ -20,7 +20,7 @@ from paceline.drafters.guard import Guard
 from paceline.engine.cost import CostModel
 from paceline.engine.host_times import HostTimes
 from paceline.engine.pace import Others, Pace
-from paceline.engine.rests import MAX_REST, PLAIN, Chance, Rests, Trials, speeds
+from paceline.engine.rests import MAX_REST, PLAIN, Chance, Rests, Trials, rest_after, speeds
 from paceline.engine.sequence import Sequence
 from paceline.runner.rounds.protocol import Rounds, levels_of, longest_draft
 from paceline.types import Off, OffKind
@@ -330,8 +330,8 @@ class Governor:
             return 0
         perfect = speeds([Chance(1.0, 1.0, wish) for wish in wishes], seconds, self._levels(drafter))
         length = speed.index(max(speed[1:])) if max(perfect) > perfect[0] else 0
-        dearer = seconds[length] / seconds[0] - 1 if length else float(MAX_REST)
-        self._rests.begin(drafter, batch=len(wishes), dearer=dearer, most=tried or MAX_REST)
+        rounds = rest_after(seconds[length] / seconds[0] - 1) if length else MAX_REST
+        self._rests.begin(drafter, batch=len(wishes), rounds=min(rounds, tried) if tried else rounds)
         return 0 if tried else length
 
     def _affordable(self, sequence: Sequence, pace: Pace) -> int | None:

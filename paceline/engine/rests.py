@@ -3,7 +3,8 @@ trial before: see `Trials`.
 
 A round that drafts takes longer for every sequence of the batch. So all sequences of a drafter rest together, and probe
 together. A rest is so long that the probe after it takes no more than `PROBE_SHARE` of the time; where even perfect
-drafts would not pay there is no probe.
+drafts would not pay there is no probe. If the batch changes, what pays is computed anew, but the next probe comes no
+earlier: a batch that shrinks and grows again would probe at every change.
 """
 
 from __future__ import annotations
@@ -17,14 +18,20 @@ from typing import NamedTuple
 PROBE_SHARE = 0.005  # share of the time that probes may take
 MAX_TRIAL = 16  # rounds after which a drafter drafts although the times of its rounds are not known
 AFTER_TRIAL = 128  # rounds of the rest after a first trial at most: a single measurement may be wrong
-MAX_REST = 512  # rounds after which everything is computed anew, because sequences and their texts have changed
+MAX_REST = 512  # rounds after which what pays is computed anew where a rest has no probe: sequences have changed
+MAX_PROBED_REST = 4096  # rounds of a rest with a probe: even one that takes twenty plain rounds keeps to its share
 
 
 @dataclass(slots=True)
 class Rest:
-    batch: int  # sequences of the batch when the rest began
+    batch: int  # sequences of the batch for which it was computed that drafts do not pay
     rounds: int  # rounds that are left
-    news: bool = False  # the probe has landed: what pays is computed anew, without another probe
+    news: bool = False  # the probe has landed or the batch has changed: what pays is computed anew, without a probe
+
+
+def rest_after(dearer: float) -> int:
+    """Return the rounds of a rest after a probe that takes `dearer` times as long as a plain round, in addition."""
+    return min(max(int(dearer / PROBE_SHARE), 1), MAX_PROBED_REST)
 
 
 class Rests:
@@ -32,26 +39,24 @@ class Rests:
         self._rests: dict[str, Rest] = {}  # by drafter
 
     def count_down(self, drafter: str | None, *, batch: int) -> bool:
-        """Count a round, and return True if the drafter rests in it whatever its sequences have learned.
-
-        A rest ends with the batch that it was for."""
+        """Count a round, and return True if the drafter rests in it whatever its sequences have learned."""
         rest = self._rests.get(drafter or "")
         if rest is None:
             return False
         rest.rounds -= 1
-        if rest.rounds < 0 or abs(batch - rest.batch) > rest.batch // 4:
+        if rest.rounds < 0:
             self.end(drafter)
             return False
+        if abs(batch - rest.batch) > rest.batch // 4:
+            rest.batch, rest.news = batch, True
         news, rest.news = rest.news, False
         return not news
 
     def __contains__(self, drafter: str) -> bool:
         return drafter in self._rests
 
-    def begin(self, drafter: str, *, batch: int, dearer: float, most: int = MAX_REST) -> None:
-        """Begin a rest of at most `most` rounds after a probe that takes `dearer` times as long as a plain round, in
-        addition to it."""
-        self._rests[drafter] = Rest(batch, min(max(int(dearer / PROBE_SHARE), 1), most))
+    def begin(self, drafter: str, *, batch: int, rounds: int) -> None:
+        self._rests[drafter] = Rest(batch, rounds)
 
     def tell(self, drafter: str | None) -> None:
         """Note that a draft of this drafter was judged."""
@@ -93,14 +98,14 @@ class Trials:
             trial.drafting = False
 
     def end(self, drafter: str, *, pays: bool) -> int:
-        """End a trial if there is one. Return the rounds of the rest after it at most, which grow with each trial that
-        ends in one; 0: there was none."""
+        """End a trial if there is one. Return the rounds of the rest after it at most, four times as many after each
+        trial that ends in one; 0: there was none."""
         if pays:
             del self._failed[drafter]
         if self._trials.pop(drafter, None) is None:
             return 0
         self._failed[drafter] += 1
-        return min(AFTER_TRIAL << (self._failed[drafter] - 1), MAX_REST)
+        return min(AFTER_TRIAL << 2 * (self._failed[drafter] - 1), MAX_PROBED_REST)
 
 
 class Chance(NamedTuple):

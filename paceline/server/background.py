@@ -20,9 +20,10 @@ from typing import Any, TypeVar
 
 from paceline.errors import EngineDead
 from paceline.llm import LLM
-from paceline.server.bridge import Bridge, Stream
+from paceline.server.bridge import Bridge
 from paceline.server.process import ServerProcess
 from paceline.server.settings import Settings
+from paceline.server.stream import Stream
 from paceline.text.tokenizer import Tokenizer
 from paceline.types import Finish, Request, SamplingParams, Speculation, TokenEvent
 

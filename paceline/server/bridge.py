@@ -8,9 +8,7 @@ The engine is single-threaded by contract: only this thread changes it. Other th
 grammars and read constants. Orders wake the thread, so an idle engine costs nothing and starts at once.
 
 All events of a step reach the event loop in one call. Steps that follow each other within `stream_interval` share a
-call, because waking the event loop takes time from a small model's step; an event that ends a sequence never waits. A
-stream keeps its events until they are read: a slow reader delays no other, and its stream holds no more tokens than its
-request's max_tokens.
+call, because waking the event loop takes time from a small model's step; an event that ends a sequence never waits.
 
 Every request ends exactly once: each of its samples gets one event with `finish` set, whatever happens to the reader,
 the engine or the thread. The broad `except` in `_run` ensures this.
@@ -29,9 +27,9 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from paceline.engine.engine import Engine
 from paceline.engine.stats import Snapshot
@@ -39,6 +37,7 @@ from paceline.errors import EngineDead, InvalidRequest, NotReady, PacelineError,
 from paceline.llm import LLM
 from paceline.server import logs
 from paceline.server.loading import Loading
+from paceline.server.stream import Stream
 from paceline.types import Finish, Request, SequenceStats, TokenEvent
 
 logger = logging.getLogger(__name__)
@@ -47,89 +46,6 @@ State = Literal["starting", "ready", "draining", "dead"]
 SNAPSHOT_SECONDS = 0.05  # time between two snapshots while no sequence ends
 JOIN_SECONDS = 10.0  # time for the thread to end; it is abandoned after that
 IDLE_CHECK_SECONDS = 5.0  # idle time before the KV cache is checked; a check takes 0.5 µs a page, 0.14 s for 300,000
-
-
-class Stream:
-    """The events of some requests, for one reader. A reader that stops before the end aborts the requests: by `aclose`,
-    by leaving `async with`, or by being cancelled while waiting."""
-
-    def __init__(self, requests: Sequence[Request], abandon: Callable[[Iterable[str]], None]) -> None:
-        self.requests = {request.id: request for request in requests}
-        self.open = {request.id: set(range(request.sampling.n)) for request in requests}  # samples that have not ended
-        self.record = logs.current.get()
-        if self.record is not None:
-            self.record.running += sum(map(len, self.open.values()))
-        self._abandon = abandon
-        self._events: deque[TokenEvent] = deque()
-        self._arrival: asyncio.Future[None] | None = None  # done when there is an event to read
-        self._failure: PacelineError | None = None
-        self._closed = False
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> TokenEvent:
-        while not self._events:
-            if self._failure is not None:
-                raise self._failure
-            if self._closed or not self.open:
-                raise StopAsyncIteration
-            self._arrival = asyncio.get_running_loop().create_future()
-            try:
-                await self._arrival
-            except asyncio.CancelledError:
-                self._close()
-                raise
-        return self._events.popleft()
-
-    def more(self) -> Iterator[TokenEvent]:
-        """Yield the events that have arrived, without waiting for others."""
-        while self._events:
-            yield self._events.popleft()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        self._close()
-
-    async def aclose(self) -> None:
-        self._close()
-
-    def take(self, event: TokenEvent) -> None:
-        """Take an event from the bridge. Once the reader has left, the event is counted and dropped."""
-        if event.finish is not None:
-            self._end(event.request_id, {event.sample})
-            if self.record is not None and event.stats is not None:
-                self.record.count(self.requests[event.request_id], event)
-        if not self._closed:
-            self._events.append(event)
-            self._wake()
-
-    def fail(self, request_id: str, error: PacelineError) -> None:
-        """Take a refusal from the bridge: the engine found a reason that `submit` could not know."""
-        samples = set(self.open[request_id])
-        self._end(request_id, samples)
-        if self.record is not None:
-            self.record.leave(len(samples))
-        self._failure = error
-        self._wake()
-
-    def _end(self, request_id: str, samples: set[int]) -> None:
-        self.open[request_id] -= samples
-        if not self.open[request_id]:
-            del self.open[request_id]
-
-    def _wake(self) -> None:
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
-
-    def _close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._events.clear()
-            self._wake()
-            self._abandon(self.open)
 
 
 Order = Callable[[Engine], None]

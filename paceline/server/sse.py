@@ -21,10 +21,11 @@ from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from paceline.server.bridge import Bridge, Stream
+from paceline.server.bridge import Bridge
 from paceline.server.dialects import ErrorBody, ErrorDetail
 from paceline.server.guards.trace import DIRECT_SEND
 from paceline.server.problems import describe, failure
+from paceline.server.stream import Stream
 from paceline.types import Request, TokenEvent
 
 T = TypeVar("T")

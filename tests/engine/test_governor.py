@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.engine.rests import PLAIN, PROBE_SHARE, Chance, speeds
+from paceline.engine.rests import PLAIN, PROBE_SHARE, Chance, Rests, rest_after, speeds
 from paceline.runner.rounds.protocol import DraftingRound
 from paceline.types import Request, SamplingParams, Speculation
 from tests.odd_drafters import AgainOnDevice
@@ -119,6 +119,21 @@ def test_all_sequences_rest_and_probe_together() -> None:
     assert {0} in rounds
     assert any(0 not in each for each in rounds)
     assert all(0 not in each or each == {0} for each in rounds)
+
+
+def test_a_batch_that_shrinks_and_grows_brings_no_probe_forward() -> None:
+    """Requests that end and come compute anew what pays, once a change; the rest goes on if it is still nothing."""
+    rests = Rests()
+    rests.begin("stub", batch=16, rounds=40)
+    sizes = [16] * 10 + [11] * 10 + [16] * 10 + [15] * 11
+    resting = [rests.count_down("stub", batch=size) for size in sizes]
+    assert [i for i, rested in enumerate(resting) if not rested] == [10, 20, 40]
+    assert "stub" not in rests, "its rounds are over"
+
+
+@pytest.mark.parametrize("dearer", [0.1, 2.0, 9.4, 20.0])
+def test_a_probe_however_dear_keeps_to_its_share_of_the_time(dearer: float) -> None:
+    assert dearer / rest_after(dearer) == pytest.approx(PROBE_SHARE, rel=0.05)
 
 
 def test_a_probe_that_goes_well_ends_the_rest() -> None:

@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from paceline.server.bridge import Bridge, Stream
+from paceline.server.bridge import Bridge
+from paceline.server.stream import Stream
 from paceline.types import Request, SamplingParams, TokenEvent
 from tests.rig import RIGS, Rig, build
 from tests.runs import Key, Told, prompt

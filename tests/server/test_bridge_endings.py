@@ -11,7 +11,8 @@ import pytest
 
 from paceline.errors import EngineDead, NotReady
 from paceline.server import bridge as bridge_module
-from paceline.server.bridge import Bridge, Stream
+from paceline.server.bridge import Bridge
+from paceline.server.stream import Stream
 from paceline.types import Finish, SequenceStats, TokenEvent
 from tests.runs import run
 from tests.server.bridged import LONG, Gate, a_request, aio, bridged, read, rig_of

@@ -11,10 +11,11 @@ from typing import Any, cast
 import pytest
 
 from paceline.llm import LLM
-from paceline.server.bridge import Bridge, Stream
+from paceline.server.bridge import Bridge
 from paceline.server.dialects import ErrorDetail
 from paceline.server.guards.trace import DIRECT_SEND
 from paceline.server.sse import DONE, EventStream, chunk, chunk_head, error_chunks, event
+from paceline.server.stream import Stream
 from paceline.types import Finish, Request, SamplingParams, TokenEvent
 from tests.server.alive import Alive, scenario
 
