@@ -18,6 +18,7 @@ from paceline.kernels.base import PAGE_SIZE, Batch
 from paceline.kv.pages import PagePool
 from paceline.runner.batch import Share
 from paceline.runner.forwards.compiled import CompiledForward
+from paceline.runner.heads.trees import OF_MODEL
 from paceline.runner.lanes import Lanes
 from paceline.sampling.sampler import Sampler
 from paceline.types import Request, SamplingParams
@@ -129,7 +130,7 @@ def first_confidence(drafter: ModelDrafter, first: Ask) -> float:
     """Confidence in the first token of a greedy draft, as kernels/cpu/candidates.c estimates it."""
     output = drafter._compute([Share(lane=first.lane, start=0, count=len(first.tokens))])
     odds = torch.softmax(output.logits[0], dim=0).max().logit()
-    return float(torch.sigmoid(0.8 * odds + 0.2))
+    return float(torch.sigmoid(OF_MODEL.odds_slope * odds + OF_MODEL.odds_offset))
 
 
 def test_a_request_has_a_limit_of_its_own() -> None:

@@ -33,13 +33,16 @@ class Growth(NamedTuple):
     beam: int  # nodes that a pass reads for a sequence, at most
     ahead: int  # positions from a row to the token that it reads
     lookahead: int  # levels that are weighed together when the next one is chosen
+    odds_slope: float  # the log odds that the best token is accepted without noise are slope · its own + offset
+    odds_offset: float
     child_acceptance: float  # usual probability that the best child of a likely node is accepted
 
 
-OF_HEAD = Growth(BEAM, ahead=1, lookahead=1, child_acceptance=0.7)  # docs/experiments.md, "Trees of a head"
+# docs/experiments.md, "Chances of greedy drafts, once more" and "Trees of a head".
+OF_HEAD = Growth(BEAM, ahead=1, lookahead=1, odds_slope=0.8, odds_offset=0.2, child_acceptance=0.7)
 # A pass over all layers of a model costs much, so it reads the best node alone: then its keys and values also lie where
-# the next draft finds them, if it is accepted. The acceptance: docs/experiments.md, "Draft lengths of a draft model".
-OF_MODEL = Growth(1, ahead=0, lookahead=3, child_acceptance=0.9)
+# the next draft finds them, if it is accepted. The numbers: docs/experiments.md, "Draft lengths of a draft model".
+OF_MODEL = Growth(1, ahead=0, lookahead=3, odds_slope=1.1, odds_offset=0.37, child_acceptance=0.9)
 
 
 class TreeProgram:
@@ -106,6 +109,8 @@ class DraftMemory:
             beam=growth.beam,
             ahead=growth.ahead,
             lookahead=growth.lookahead,
+            odds_slope=growth.odds_slope,
+            odds_offset=growth.odds_offset,
             child_acceptance=growth.child_acceptance,
         )
 
