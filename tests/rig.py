@@ -48,11 +48,11 @@ LIMITS = {
 Made = Callable[[BuildContext, str], Drafter]  # how a drafter is made, in a context and on a backend
 
 
-def model_drafter(model: Model, *, min_confidence: float = 0.0) -> Made:
+def model_drafter(model: Model, *, min_confidence: float = 0.0, copy: int = 0) -> Made:
     """Without a `min_confidence`: random models believe in nothing."""
 
     def make(context: BuildContext, backend: str) -> Drafter:
-        return ModelDrafter(
+        drafter = ModelDrafter(
             model.forward(backend, num_pages=context.pool.num_pages),
             lanes=context.lanes,
             pool=context.pool,
@@ -60,6 +60,7 @@ def model_drafter(model: Model, *, min_confidence: float = 0.0) -> Made:
             chunk=context.max_step_tokens,
             min_confidence=min_confidence,
         )
+        return CopyDrafter(drafter, after=copy, longest=8) if copy else drafter
 
     return make
 
@@ -144,6 +145,7 @@ RIGS: Mapping[str, Mapping[str, Made]] = {
         "noisy": model_drafter(NOISY),
         "bad": model_drafter(BAD),
         "hesitant": model_drafter(NOISY, min_confidence=0.2),
+        "copying": model_drafter(NOISY, copy=2),
         "narrow": model_drafter(Model(seed=5, vocab_size=80)),
         "wide": model_drafter(Model(seed=5, vocab_size=128)),
     },

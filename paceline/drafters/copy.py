@@ -15,10 +15,12 @@ import numpy as np
 from torch import Tensor
 
 from paceline.draft import EMPTY, Draft
-from paceline.drafters.base import Ask, FeatureDrafter, Seen
+from paceline.drafters.base import Ask, Drafter, FeatureDrafter, Seen
 from paceline.drafters.ngram import NgramDrafter
 from paceline.types import Off
 
+COPY_AFTER = 5  # tokens: length of the match whose continuation is copied
+MAX_COPY = 16  # tokens of the longest copy
 FIRST_COPY_TOKENS = 8  # length of a sequence's first copy
 MAX_STRIKES = 6  # mostly wrong copies in a row that are counted; after 6 of them, 63 drafts are not copied
 
@@ -45,7 +47,7 @@ class CopyDrafter(FeatureDrafter):
 
     ends_drafts = True
 
-    def __init__(self, inner: FeatureDrafter, *, after: int, longest: int) -> None:
+    def __init__(self, inner: Drafter, *, after: int, longest: int = MAX_COPY) -> None:
         self.name = inner.name
         self.taps = inner.taps
         self.max_draft = max(inner.max_draft, longest)
@@ -90,7 +92,8 @@ class CopyDrafter(FeatureDrafter):
         del self._copies[key]
 
     def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, Off]:
+        assert isinstance(self._inner, FeatureDrafter), f"{self.name} reads no hidden states"
         return self._inner.feed(features, seen, crowded=crowded)
 
     def knows(self, page: int) -> bool:
-        return self._inner.knows(page)
+        return not isinstance(self._inner, FeatureDrafter) or self._inner.knows(page)

@@ -1,13 +1,17 @@
-"""A small model that drafts: k passes of its own, each over all sequences that want a draft.
+"""A small model that drafts: one pass of its own for each level of a draft, over all sequences that want one.
 
 It keeps its own KV memory under the target's page ids, so one page table serves both and a page that comes back from
 the prefix cache may still hold this drafter's keys and values. A `Follower` tells how far it has read each sequence.
 The first pass of a round reads the missing tokens: the prompt in chunks at the beginning, later the bonus token, and
 after a fully accepted draft also the draft's last token. Every further pass reads one drafted token.
+A compiled model drafts in one call, and doubtful tokens may have siblings in the draft (`drafters.tree_drafting`).
+Where the host must act between two tokens (penalties, rules that need distributions), and for other Forwards, a draft
+is a chain, token by token. Tokens that do not pay are not drafted.
 
     committed      0 ................ L-1 │
     read           0 .... known-1         │          first pass: tokens known … L-1 give the draft's first token
     draft                                 │ L ... L+k-1
+                                            read: tokens with a child in the draft, at their own positions
 """
 
 from __future__ import annotations
@@ -19,20 +23,26 @@ from functools import partial
 from typing import cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask, Drafter
+from paceline.drafters.copy import COPY_AFTER, CopyDrafter
 from paceline.drafters.draft_in_progress import DraftInProgress, probability_of
 from paceline.drafters.options import parse_options
 from paceline.drafters.recipe import BuildContext, Recipe
+from paceline.drafters.tree_drafting import Thresholds, TreeDrafting, is_simple
 from paceline.errors import InvalidRequest, VocabularyMismatch
-from paceline.kernels.base import Forward, Output
+from paceline.kernels.base import Batch, Forward, Output
+from paceline.kernels.cpu.abi import WIDTH_MAX
 from paceline.kv.following import Follower, Reader
 from paceline.kv.pages import PagePool
 from paceline.models.weights import Format, Progress
 from paceline.runner.batch import Share, build_batch
+from paceline.runner.forwards.compiled import CompiledForward
 from paceline.runner.forwards.measuring import best_of
+from paceline.runner.heads.trees import OF_MODEL, TreeProgram
 from paceline.runner.lanes import Lanes
 from paceline.runner.loading.format_speed import format_times
 from paceline.runner.loading.models import ReadyModel, read_model, ready_shape
@@ -41,6 +51,7 @@ from paceline.runner.vocabulary import fit_logits, fit_tokens
 from paceline.sampling.sampler import RowGroup, sample
 
 logger = logging.getLogger(__name__)
+OPTIONS = {"format": str, "max_draft": int, "branches": int, "min_confidence": float, "copy": int}
 FORMATS: tuple[Format, ...] = ("int4-all", "int8")  # formats of a drafter on a CPU, the fewest bytes first
 # Format of a drafter on a GPU: few rows read half the bytes of bf16 (docs/experiments.md, "The format of a draft model
 # on a GPU").
@@ -50,11 +61,12 @@ GPU_FORMAT: Format = "fp8"
 @dataclass(slots=True)
 class _State:
     follower: Follower  # committed positions whose keys and values this drafter has
-    ahead: int = 0  # drafted positions beyond them that it has computed
+    draft: Draft = EMPTY  # draft that has not been observed
 
 
 class ModelDrafter(Drafter):
     name = "model"
+    ends_drafts = True
 
     def __init__(
         self,
@@ -65,73 +77,92 @@ class ModelDrafter(Drafter):
         vocab_size: int,
         chunk: int,
         max_draft: int = 8,
-        min_confidence: float = 0.6,
+        branches: int = 2,
+        min_confidence: float | None = None,
     ) -> None:
-        """`chunk`: most rows in the first pass of a round. A draft ends early once the probability that all of it is
-        right falls below `min_confidence`; a request's `p_min` replaces it."""
-        if max_draft < 1 or not 0 <= min_confidence <= 1:
+        """`vocab_size`: the target's. `chunk`: most rows in the first pass of a round. `branches`: tokens of a compiled
+        model that may follow one. A draft ends early once the probability that all of it is right falls below
+        `min_confidence`; None: once one more token does not pay. A request's `p_min` replaces either."""
+        if max_draft < 1 or not (min_confidence is None or 0 <= min_confidence <= 1):
             raise InvalidRequest(f"max_draft {max_draft} must be at least 1, min_confidence {min_confidence} in [0, 1]")
+        if not 1 <= branches <= WIDTH_MAX:
+            raise InvalidRequest(f"branches {branches} must be 1, for chains, to {WIDTH_MAX}")
         self.max_draft = max_draft
-        self._min_confidence = min_confidence
         self.forward = forward
+        self._thresholds = Thresholds(min_confidence, next_acceptance=OF_MODEL.child_acceptance)
         self._lanes = lanes
-        self._vocab_size = vocab_size  # the target's
+        self._vocab_size = vocab_size
         self._chunk = chunk
         self._states: dict[int, _State] = {}
         self._reader = Reader(pool)
+        self._trees = None
+        if isinstance(forward, CompiledForward):
+            ids = torch.arange(forward.vocab_size, dtype=torch.int32).clamp(max=vocab_size - 1)
+            by = TreeProgram(forward.program, ids, OF_MODEL)
+            self._trees = TreeDrafting(by, self._batch, thresholds=self._thresholds, branches=branches)
 
     def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
         pages = partial(self._lanes.pages_of, lane)
         self._states[key] = _State(self._reader.start(pages, len(tokens) - 1))
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        started, output = self._first_pass(asks)
-        going = started
-        while going:
-            self._draw(going, output)
-            going = [one for one in going if not one.over]
-            if going:
-                shares = [Share(lane=one.ask.lane, start=one.position - 1, count=1) for one in going]
-                output = self._compute(shares)
-        for one in started:
-            self._states[one.ask.key].ahead = len(one.tokens) - 1
-        drafts = {one.ask.key: one.finished() for one in started}
+        ready = self._catch_up(asks)
+        if not ready:
+            return [EMPTY] * len(asks)
+        able, shares = [ask for ask, _ in ready], [share for _, share in ready]
+        draft = self._trees.draft if self._trees is not None and all(map(is_simple, able)) else self._draft_chains
+        drafts = dict(zip([ask.key for ask in able], draft(able, shares), strict=True))
+        for key, made in drafts.items():
+            self._states[key].draft = made
         return [drafts.get(ask.key, EMPTY) for ask in asks]
 
     def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
         state = self._states[key]
-        state.follower.reach(state.follower.known + min(accepted, state.ahead))
-        state.ahead = 0
+        start = len(tokens) - 1 - accepted
+        state.follower.reach(start + count_read(state.draft, tokens[start:-1].tolist()))
+        state.draft = EMPTY
 
     def stop(self, key: int) -> None:
         del self._states[key]
 
-    def _first_pass(self, asks: Sequence[Ask]) -> tuple[list[DraftInProgress], Output]:
-        """Read the missing tokens of each sequence, as far as the chunk goes; start drafts for complete ones."""
+    def _catch_up(self, asks: Sequence[Ask]) -> list[tuple[Ask, Share]]:
+        """Read a chunk for sequences that miss more tokens than it holds. Return the others that miss some, with the
+        rows that the first pass of their draft reads; they count as read from now on."""
         room = self._chunk
-        shares, started, read = [], [], []
+        ready, behind = [], []
         for ask in asks:
             follower = self._states[ask.key].follower
             missing = follower.missing(len(ask.tokens))
             count = min(len(missing), room)
-            if count:
-                complete = count == len(missing)
-                shares.append(Share(lane=ask.lane, start=missing.start, count=count, outs=int(complete)))
-                started += [self._start_draft(ask)] if complete else []
-                read.append((follower, missing.start + count))
-                room -= count
-        output = self._compute(shares)
-        for follower, position in read:
-            follower.reach(position)
-        return started, output
+            if count and count == len(missing):
+                ready.append((ask, Share(lane=ask.lane, start=missing.start, count=count)))
+            elif count:
+                behind.append(Share(lane=ask.lane, start=missing.start, count=count, outs=0))
+            follower.reach(missing.start + count)
+            room -= count
+        if behind:
+            self._compute(behind)
+        return ready
 
-    def _start_draft(self, ask: Ask) -> DraftInProgress:
-        return DraftInProgress(ask, min_confidence=self._min_confidence if ask.p_min is None else ask.p_min)
+    def _draft_chains(self, asks: Sequence[Ask], shares: Sequence[Share]) -> list[Draft]:
+        """Draft after the rows `shares`, one of each ask, with the host between two tokens."""
+        going = started = [DraftInProgress(ask, min_confidence=self._thresholds.of_chain(ask)) for ask in asks]
+        output = self._compute(shares)
+        while True:
+            self._draw(going, output)
+            going = [one for one in going if not one.over]
+            if not going:
+                return [one.finished() for one in started]
+            output = self._compute([Share(lane=one.ask.lane, start=one.position - 1, count=1) for one in going])
 
     def _compute(self, shares: Sequence[Share]) -> Output:
         """Run the draft model over shares of the lanes."""
-        batch = build_batch(self._lanes, shares)
-        return self.forward(fit_tokens(batch, vocab_size=self._vocab_size, model_vocab_size=self.forward.vocab_size))
+        return self.forward(self._batch(shares))
+
+    def _batch(self, shares: Sequence[Share], beyond: int = 0) -> Batch:
+        """Build the batch of a pass; page tables reach `beyond` positions past its last row."""
+        batch = build_batch(self._lanes, shares, beyond=beyond)
+        return fit_tokens(batch, vocab_size=self._vocab_size, model_vocab_size=self.forward.vocab_size)
 
     def _draw(self, drafts: Sequence[DraftInProgress], output: Output) -> None:
         """Draw one more token for each draft, and put it behind the committed tokens of its lane."""
@@ -162,6 +193,17 @@ class ModelDrafter(Drafter):
         return logits, logits.argmax(-1) if was_cut else output.argmax
 
 
+def count_read(draft: Draft, accepted: Sequence[int]) -> int:
+    """Count the leading accepted tokens that the model has read while it drafted: those with a child in the draft."""
+    parents = draft.parents or range(-1, len(draft.tokens) - 1)
+    node = -1
+    for count, token in enumerate(accepted):
+        node = next((i for i, parent in enumerate(parents) if parent == node and draft.tokens[i] == token), -1)
+        if node < 0 or node not in parents:
+            return count
+    return len(accepted)
+
+
 class ModelOnDevice:
     """Implements DeviceDrafter: a model that drafts inside rounds on the device, one pass a token.
 
@@ -183,8 +225,8 @@ class ModelOnDevice:
 
 def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
     name, _, rest = options.partition(",")
-    given = parse_options(ModelDrafter.name, rest, {"format": str, "max_draft": int, "min_confidence": float})
-    format = given.pop("format", None)
+    given = parse_options(ModelDrafter.name, rest, OPTIONS)
+    format, after = given.pop("format", None), given.pop("copy", COPY_AFTER)
     ready = _read(name, target, format, progress) if format else _read_fastest(name, target, progress)
     _check_vocabulary(ready, target)
     if given.get("min_confidence") and target.decoder is not None:
@@ -196,7 +238,7 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
         forward = ready.forward(
             num_pages=context.pool.num_pages, threads=context.threads, max_context=context.max_context
         )
-        return ModelDrafter(
+        drafter = ModelDrafter(
             forward,
             lanes=context.lanes,
             pool=context.pool,
@@ -204,6 +246,7 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
             chunk=context.max_step_tokens,
             **given,
         )
+        return CopyDrafter(drafter, after=after) if after and target.decoder is None else drafter
 
     def on_device(built: Drafter | None, to: Forward) -> DeviceDrafter:
         assert isinstance(built, ModelDrafter)
@@ -226,7 +269,13 @@ def _read(name: str, target: ReadyModel, format: Format, progress: Progress | No
     if name.startswith("shape:"):
         return ready_shape(name[6:], format=format, device=target.device, kv_format=target.kv_format, seed=1)
     return read_model(
-        name, format=format, device=target.device, kv_format=target.kv_format, progress=progress, beside=target
+        name,
+        format=format,
+        device=target.device,
+        kv_format=target.kv_format,
+        progress=progress,
+        beside=target,
+        shortlist=True,
     )
 
 

@@ -18,6 +18,7 @@ from paceline.runner.forwards.compiled import CompiledForward
 from paceline.runner.heads.compiled import CompiledHead
 from paceline.runner.heads.medusa import CompiledMedusa
 from paceline.runner.heads.protocol import TreeRequest
+from paceline.runner.heads.trees import OF_MODEL, TreeProgram
 from paceline.sampling.sampler import Stream, noise_keys
 from paceline.types import SamplingParams
 from tests.heads import random_medusa
@@ -39,6 +40,7 @@ def record_small_models() -> Recording:
     with recording.recorded():
         for config, format in DECODERS:
             decode(compiled(CONFIGS[config], format, num_pages=2 * WIDTH, threads=2))
+        draft_with_a_model(compiled_target())
         for head in (small(), large()):
             draft_greedily_and_with_noise(CompiledHead(head, compiled_target(), num_pages=12, max_context=48))
             for inverse_temperature in (0.0, 1.0):
@@ -86,6 +88,13 @@ def draft_greedily_and_with_noise(head: CompiledHead) -> None:
     head(replace(FIRST, tokens=FIRST.tokens.flip(0)), carry=range(len(FIRST.tokens)))
     keys = torch.from_numpy(noise_keys(3, np.arange(3), Stream.TOKEN))
     head.pick(logits, torch.tensor([0.0, 0.7, 1.3]), keys)
+
+
+def draft_with_a_model(forward: CompiledForward) -> None:
+    """Draft chains and trees of a decoder, greedy and with noise."""
+    drafter = TreeProgram(forward.program, ints(range(CONFIG.vocab_size)), OF_MODEL)
+    for width in (1, 3):
+        drafter.draft(drawing([1, 2, 7], 0.0, 0.8, 1.2), None, [TreeRequest(6, 0.0, 0.0)] * 3, width=width)
 
 
 def verify_and_draft(head: EagleHead, inverse_temperature: float) -> None:

@@ -17,7 +17,6 @@ from struct import Struct, pack, pack_into
 from typing import Any, NamedTuple
 
 from paceline.kernels.cpu.abi import (
-    BEAM,
     TILE,
     Draws,
     Epilogue,
@@ -203,7 +202,7 @@ class Recording:
         made, batch = self._programs[handle], Pass.from_address(_address(pass_))
         order = Order.from_address(_address(order_))
         sizes = _order_sizes(order, batch.sequences)
-        first = self._structure(batch, _batch_sizes(batch, made, outs=BEAM * batch.sequences))
+        first = self._structure(batch, _batch_sizes(batch, made, outs=order.beam * batch.sequences))
         places = self._structure(order, sizes)
         result = original(handle, pass_, order_)
         checks = _results(order, places, sizes, ("tokens", "parents", "counts", "passes"))

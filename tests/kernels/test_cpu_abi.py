@@ -60,9 +60,12 @@ def test_a_library_is_refused_when_it_is_loaded(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_field_of_another_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_fields(monkeypatch, "order", [*fields_of("order")[:-1], ("width", c_int64)])
+    with_fields(monkeypatch, "order", [*fields_of("order")[:-1], ("child_acceptance", c_int64)])
     said = refused()
-    assert "field width of struct order is 4 bytes at offset 120 in C and 8 bytes at offset 120 in Python" in said
+    assert (
+        "field child_acceptance of struct order is 4 bytes at offset 144 in C and 8 bytes at offset 144 in Python"
+        in said
+    )
 
 
 def test_a_field_that_one_side_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,23 +7,27 @@ It keeps its keys and values under the target's page ids. `drafters.eagle.readin
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from torch import Tensor
 
 from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask, Drafter, FeatureDrafter, Seen
-from paceline.drafters.copy import CopyDrafter
-from paceline.drafters.eagle.drafting import ChainDrafting, Thresholds, TreeDrafting, is_simple
+from paceline.drafters.copy import COPY_AFTER, CopyDrafter
+from paceline.drafters.eagle.drafting import DOUBTFUL_CONFIDENCE, ChainDrafting
 from paceline.drafters.eagle.on_device import on_gpu
 from paceline.drafters.eagle.reading import HeadReading
 from paceline.drafters.options import parse_options
 from paceline.drafters.recipe import BuildContext, Recipe
 from paceline.drafters.shipped import head_options
+from paceline.drafters.tree_drafting import Thresholds, TreeDrafting, is_simple
 from paceline.errors import InvalidRequest
+from paceline.kernels.base import Batch
 from paceline.kernels.cpu.abi import WIDTH_MAX
 from paceline.kv.pages import PagePool
 from paceline.models.weights import Progress
+from paceline.runner.batch import Share, build_batch
 from paceline.runner.heads.protocol import HeadForward, TreeHead
 from paceline.runner.lanes import Lanes
 from paceline.runner.loading.heads import read_eagle, shape_of_eagle
@@ -33,8 +37,6 @@ from paceline.types import Off
 
 SHAPE, SHAPE_VOCAB = "shape", 32_000  # options of a head with random weights, and its draft vocabulary
 STATE_BYTES = 256 << 20  # bytes of memory for hidden states: about 39,000 tokens of SmolLM2
-COPY_AFTER = 5  # tokens: length of the match whose continuation is copied
-MAX_COPY = 16  # tokens of the longest copy
 
 
 class EagleDrafter(FeatureDrafter):
@@ -70,11 +72,12 @@ class EagleDrafter(FeatureDrafter):
         self._reading = HeadReading(
             head, name=self.name, lanes=lanes, pool=pool, width=width, chunk=chunk, state_bytes=state_bytes
         )
-        thresholds = Thresholds(min_confidence)
+        thresholds = Thresholds(min_confidence, next_acceptance=DOUBTFUL_CONFIDENCE)
         self._chains = ChainDrafting(head, lanes=lanes, thresholds=thresholds, vocab_size=vocab_size, pick=pick)
         self._trees = None
         if isinstance(head, TreeHead):
-            self._trees = TreeDrafting(head, lanes=lanes, thresholds=thresholds, branches=branches)
+            make_batch = partial(_first_batch, lanes)
+            self._trees = TreeDrafting(head, make_batch, thresholds=thresholds, branches=branches)
 
     def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
         self._reading.start(key, lane, tokens)
@@ -96,6 +99,10 @@ class EagleDrafter(FeatureDrafter):
         by = self._trees if self._trees is not None and all(map(is_simple, ready)) else self._chains
         drafts = dict(zip([ask.key for ask in ready], by.draft(ready, shares, features), strict=True))
         return [drafts.get(ask.key, EMPTY) for ask in asks]
+
+
+def _first_batch(lanes: Lanes, shares: Sequence[Share], beyond: int) -> Batch:
+    return build_batch(lanes, shares, ahead=1, beyond=beyond)
 
 
 def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
@@ -128,7 +135,7 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
             chunk=context.max_step_tokens,
             **given,
         )
-        return CopyDrafter(drafter, after=after, longest=MAX_COPY) if after else drafter
+        return CopyDrafter(drafter, after=after) if after else drafter
 
     return Recipe(
         name=EagleDrafter.name,

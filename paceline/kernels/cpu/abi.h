@@ -17,7 +17,7 @@
 #define QUERY_BLOCK 48   /* queries (rows × heads of a KV head) that share one walk over the keys */
 #define HEAD_DIM_MAX 512 /* numbers of an attention head */
 #define MAX_PARTS 3      /* matrices of a linear operation */
-#define BEAM 4           /* nodes of a draft tree that one pass reads for a sequence */
+#define BEAM 4           /* nodes of a draft tree that one pass reads for a sequence, at most */
 #define WIDTH_MAX 8      /* children of a node of a draft tree */
 #define SOURCES_MAX 8    /* suffix automata that a draft is made from */
 #define SUFFIX_DEPTH 32  /* tokens of the longest context that suffix automata count and match */
@@ -153,8 +153,14 @@ typedef struct {
     int32_t *counts;                   /* out [sequences] nodes of each draft */
     int32_t *passes;                   /* out [sequences] passes that a draft took part in */
     int32_t longest;
-    int32_t vocab; /* outputs of the head */
+    int32_t vocab; /* outputs */
     int32_t width; /* most children of a node; 1: drafts are chains */
+    int32_t beam;  /* most nodes that a pass reads for a sequence, up to BEAM */
+    int32_t ahead; /* positions from a row to the token that it reads: 1 for a head, 0 for a model */
+    int32_t lookahead; /* levels that are weighed together when the next one is chosen, at least 1 */
+    float odds_slope;  /* log odds that the best token is accepted without noise: odds_slope * its own + odds_offset */
+    float odds_offset;
+    float child_acceptance; /* usual probability that the best child of a likely node is accepted */
 } order;
 
 typedef struct suffixes suffixes;
@@ -222,10 +228,10 @@ EXPORT int paceline_program_run(program *, const batch *);
    sequence had one row, the helpers start the pass over the drawn tokens, up to its logits. */
 EXPORT int paceline_program_draw(program *, const batch *, const draws *);
 
-/* Draft with a head: the pass over `first`, which has one logit row a sequence, then one pass for each level of the
+/* Draft with a head or a model: the pass over `first`, which has one logit row a sequence, then one pass for each level of the
    tree. logits and argmax of `first` have room for BEAM rows a sequence. After an error the drafts hold
    the nodes that were found before it. */
-EXPORT int paceline_draft(program *head, const batch *first, const order *);
+EXPORT int paceline_draft(program *, const batch *first, const order *);
 
 /* From now on, start the first pass of the head's next draft as soon as the target has drawn its tokens.
    ids [vocab]: target token of each of the head's outputs. Both programs may be freed in any order. */

@@ -21,20 +21,20 @@ typedef struct {
 
 static float logistic(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-/* Probability that the target's own token is the head's token of this rank, for the trees of a compiled head.
+/* Probability that the target's own token is the drafter's token of this rank, for the trees of a compiled program.
 
    Fitted to rows of drafts whose ancestors were accepted (docs/experiments.md, "Chance of a token by its rank" and
    "Chances of greedy drafts, once more"). Without noise, a doubtful best token is right more often than its probability
-   says, because the target takes its best token, too; a sure one less often. With noise, which the target shares, two
-   distances in nats between noisy values matter as well: how far the best token is ahead of the second, and how far
-   another token is behind the best. Below temperature 1 they count in nats of the logits: a colder draw makes a token
-   surer to be the head's best, not surer to be the target's. Chains that the host draws token by token know only the
-   probability; their curve is in paceline/drafters/draft_in_progress.py. */
-static float tree_acceptance(int rank, float probability, const best *tops, float inverse_temperature) {
+   says, because the target takes its best token, too; a sure one of a head less often. With noise, which the target
+   shares, two distances in nats between noisy values matter as well: how far the best token is ahead of the second, and
+   how far another token is behind the best. Below temperature 1 they count in nats of the logits: a colder draw makes a
+   token surer to be the drafter's best, not surer to be the target's. Chains that the host draws token by token know
+   only the probability; a head's curve is in paceline/drafters/draft_in_progress.py. */
+static float tree_acceptance(const order *o, int rank, float probability, const best *tops, float inverse_temperature) {
     const float unit = inverse_temperature > 1.0f ? inverse_temperature : 1.0f;
     const float ahead = (tops[0].value - tops[1].value) / unit, behind = (tops[0].value - tops[rank].value) / unit;
     const float odds = probability / (1.0f - probability);
-    if (inverse_temperature <= 0.0f) return rank ? probability : logistic(0.8f * logf(odds) + 0.2f);
+    if (inverse_temperature <= 0.0f) return rank ? probability : logistic(o->odds_slope * logf(odds) + o->odds_offset);
     if (rank) return logistic(1.06f * sqrtf(probability) - 0.56f * behind - 0.24f * (float)rank - 1.31f);
     return logistic(0.83f * sqrtf(probability) + 0.74f * (ahead < AHEAD_MAX ? ahead : AHEAD_MAX) - 1.25f);
 }
@@ -154,7 +154,7 @@ void find_candidates(const drafting *d, int row) {
     else find_best(of.logits, of.count, tops, wanted_tops(o));
     const float mass = log_mass(of.logits, of.count, most), factor = d->inverse_temperature[row];
     for (int i = 0; i < o->width && tops[i].index != NOTHING; i++)
-        acceptance[i] = tree_acceptance(i, expf(of.logits[tops[i].index] - most - mass), tops, factor);
+        acceptance[i] = tree_acceptance(o, i, expf(of.logits[tops[i].index] - most - mass), tops, factor);
     for (int i = 0; i < o->width && tops[i].index != NOTHING; i++) tops[i].index = of.ids[tops[i].index];
     if (tops[0].index == NOTHING) tops[0] = (best){0.0f, o->ids[0]}, acceptance[0] = 0.0f; /* all NaN */
 }

@@ -184,7 +184,8 @@ class Pack:
     def write_in_8_bits(self, name: str, weight: Tensor) -> None:
         """Write a matrix of `Layout.rows`."""
         quantised = quantise(weight)
-        self._copy(self.layout.items[name], (quantised.q.to(torch.int16) - 128).to(torch.int8))
+        # Unsigned bytes less 128, as signed ones: the highest bit is flipped.
+        self._copy(self.layout.items[name], quantised.q.bitwise_xor_(128))
         self._copy(self.layout.items[f"{name}.bias"], quantised.scale[:, 0])
 
     def _write_quantised(self, item: Item, weight: Quantised) -> None:

@@ -1,4 +1,4 @@
-/* A draft in one call: a head's first pass, then one pass for each level of a tree.
+/* A draft in one call: the first pass of a head or a model, then one pass for each level of a tree.
 
        root ── the ── cat ── sat        Every row with logits gives its best tokens, with or without noise. A node's
             │     └── dog               confidence is its parent's times the probability that the target
@@ -11,9 +11,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-
-/* Usual probability that a node's best child is accepted: docs/experiments.md, "Trees of a head". */
-#define CHILD_ACCEPTANCE 0.7f
 
 /* ---- growing ---- */
 
@@ -61,19 +58,29 @@ static int rank_of(const tree *t, int at) {
 }
 
 /* Estimate the rank of a node after the better nodes of its level have been read and have got their usual children. */
-static int expected_rank(const tree *t, int at) {
+static int expected_rank(const drafting *d, const tree *t, int at) {
     const float own = t->nodes[at].confidence;
     int rank = rank_of(t, at);
+    const float per_child = -logf(d->o->child_acceptance);
     for (int i = t->fresh; i < t->count; i++)
-        if (t->nodes[i].confidence > own) rank += (int)(logf(t->nodes[i].confidence / own) / -logf(CHILD_ACCEPTANCE));
+        if (t->nodes[i].confidence > own) rank += (int)(logf(t->nodes[i].confidence / own) / per_child);
     return rank;
 }
 
-/* Expect a node to get one child, and return what the child gains: its confidence less the price of its row. */
+/* Expect a node to get a chain of children, and return what the best length gains: their confidence, less the prices of
+   their rows, and of their levels after the first. One row may cost much and the next ones little, so a child that does
+   not pay alone may pay with its own children. */
 static float expected_gain(const drafting *d, int s, int at, int rank) {
-    const int last = d->o->longest - 1, row = rank + 1 < last ? rank + 1 : last;
-    const float gain = CHILD_ACCEPTANCE * d->trees[s].nodes[at].confidence - d->o->row_prices[(int64_t)s * (last + 1) + row];
-    return gain > 0.0f ? gain : 0.0f;
+    const int last = d->o->longest - 1;
+    float confidence = d->trees[s].nodes[at].confidence, gain = 0.0f, most = 0.0f;
+    for (int i = 1; i <= d->o->lookahead && rank + i < d->o->limits[s]; i++) {
+        const int row = rank + i < last ? rank + i : last;
+        confidence *= d->o->child_acceptance;
+        gain += confidence - d->o->row_prices[(int64_t)s * (last + 1) + row];
+        most = gain > most ? gain : most;
+        gain -= d->o->level_prices[s];
+    }
+    return most;
 }
 
 /* Choose the nodes of the last level to read next, the most likely first. A node is read only if its children may still
@@ -83,13 +90,13 @@ static int choose(const drafting *d, int s, int32_t *chosen) {
     const int limit = d->o->limits[s], room = limit - 1 - t->read;
     int n = 0;
     float gain = 0.0f;
-    while (n < BEAM && n < room) {
+    while (n < d->o->beam && n < room) {
         int most = -1;
         for (int i = t->fresh; i < t->count; i++) {
             const int taken = t->nodes[i].row >= 0;
             if (!taken && (most < 0 || t->nodes[i].confidence > t->nodes[most].confidence)) most = i;
         }
-        const int rank = most < 0 ? limit : expected_rank(t, most);
+        const int rank = most < 0 ? limit : expected_rank(d, t, most);
         if (rank + 1 >= limit || t->nodes[most].depth == DEPTH_MAX) break;
         t->nodes[most].row = n;
         gain += expected_gain(d, s, most, rank);
@@ -155,7 +162,7 @@ static int read_level(const drafting *d, const batch *b) {
     for (int row = 0; row < b->outs; row++) {
         const int owner = d->owners[row], at = d->origins[row];
         const tree *t = &d->trees[owner];
-        token_keys(d->keys[row], d->o->seeds[owner], t->base + 1 + (at < 0 ? 0 : t->nodes[at].depth));
+        token_keys(d->keys[row], d->o->seeds[owner], t->base + d->o->ahead + (at < 0 ? 0 : t->nodes[at].depth));
         d->inverse_temperature[row] = d->o->inverse_temperature[owner];
     }
     if (b == d->first && take_prefetched(d->p, b, &noise)) return FINE;

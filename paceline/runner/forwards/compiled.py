@@ -30,6 +30,7 @@ from paceline.runner.forwards.decoder_pack import pack_decoder
 from paceline.runner.forwards.known_batches import KnownBatches
 from paceline.runner.forwards.measuring import RunPass
 from paceline.runner.forwards.thread_choice import choose_threads
+from paceline.runner.heads.sketch import DOWN, EXACT, FITTED_EXACT_OUTPUTS, UP
 
 Weights = MutableMapping[str, Weight]
 Ropes = dict[object, tuple[Tensor, Tensor]]  # tables of rotations, by their parameters
@@ -244,9 +245,17 @@ class Assembly:
         if config.num_layers in taps:
             self.program.keep(taps.index(config.num_layers) * config.hidden_size, norm=norm, epsilon=config.norm_eps)
         self.program.keep_states(norm, epsilon=config.norm_eps)
+        if UP in self.pack:
+            self._shortlist(norm)
         self.program.linear(
             [head], source=Buffer.RESIDUAL, epilogue=Epilogue.LOGITS, norm=norm, epsilon=config.norm_eps
         )
+
+    def _shortlist(self, norm: Tensor) -> None:
+        """Let drafts compute only the outputs that may be among the best."""
+        down, up, exact = (self.pack.matrix(name) for name in (DOWN, UP, EXACT))
+        norms = torch.ones_like(norm), norm
+        self.program.shortlist(down, up, exact, few=FITTED_EXACT_OUTPUTS, norms=norms, epsilon=self.config.norm_eps)
 
     def _attention(self, layer: int, prefix: str) -> None:
         config, program = self.config, self.program

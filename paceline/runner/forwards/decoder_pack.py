@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Container, Mapping, MutableMapping
 
 from torch import Tensor
 
@@ -10,16 +10,18 @@ from paceline.errors import ModelFileError
 from paceline.kernels.cpu.abi import TILE
 from paceline.kernels.cpu.build import load_library
 from paceline.kernels.cpu.pack import Layout, Pack, lay_out
-from paceline.kernels.quant import Weight
+from paceline.kernels.quant import Weight, values_of
 from paceline.models.config import ModelConfig
 from paceline.models.weights import Format, Progress, TensorSource, match_names
+from paceline.runner.heads.sketch import fitted_rank, lay_out_sketch
 
 ROWS_BYTES = 16 << 20  # bytes of a file packed at a time: few in memory, and enough work for all threads
 INTERLEAVED = {"gate": "up"}  # matrices whose tiles alternate with those of another
 
 
-def decoder_layout(weights: Mapping[str, Weight]) -> Layout:
-    """Lay out the weights of a decoder, which may be without data, in the order of a pass."""
+def decoder_layout(weights: Mapping[str, Weight], *, shortlist: bool = False) -> Layout:
+    """Lay out the weights of a decoder, which may be without data, in the order of a pass. `shortlist`: with the
+    sketch of its output layer, if that pays."""
     layout = Layout(load_library())
     matrices = {name: weight for name, weight in weights.items() if not _is_vector(weight)}
     for name, weight in matrices.items():
@@ -30,7 +32,15 @@ def decoder_layout(weights: Mapping[str, Weight]) -> Layout:
     for name, weight in weights.items():
         if isinstance(weight, Tensor) and weight.dim() == 1:
             layout.vector(name, len(weight))
+    if shortlist:
+        last = values_of(weights[output_layer(weights)])
+        lay_out_sketch(layout, last, fitted_rank(last))
     return layout
+
+
+def output_layer(names: Container[str]) -> str:
+    """Return the name of the matrix that computes logits."""
+    return "head" if "head" in names else "embed"
 
 
 def pack_decoder(weights: MutableMapping[str, Weight], *, threads: int) -> Pack:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from paceline.kernels.cpu.abi import Format
 from paceline.kernels.cpu.build import load_library
 from paceline.kernels.cpu.pack import Layout, Pack, lay_out
 from paceline.kernels.quant import Quantised, Weight, dequantise, values_of
 from paceline.models.heads import EagleHead
-from paceline.runner.heads.sketch import sketch, sketch_rank
+from paceline.runner.heads.sketch import UP, lay_out_sketch, sketch_rank, write_sketch
 
 VECTORS = ("embed_norm", "hidden_norm", "mlp_norm", "norm")
 MATRICES = (("embed",), ("q",), ("k",), ("v",), ("o",), ("gate", "up"), ("down",), ("head",))  # interleaved together
-DOWN, UP, EXACT = "sketch.down", "sketch.up", "sketch.exact"
 IDS = "ids"
 
 
@@ -28,11 +26,7 @@ def head_layout(head: EagleHead) -> Layout:
         layout.vector(name, len(values_of(weights[name])))
     layout.vector(IDS, len(head.ids))
     last = values_of(weights["head"])
-    if (rank := sketch_rank(last, head.sketch)) is not None:
-        outputs, inputs = last.shape
-        layout.tiles((DOWN, Format.GROUP8, rank, inputs))
-        layout.tiles((UP, Format.GROUP4, outputs, rank))
-        layout.rows(EXACT, outputs, inputs)
+    lay_out_sketch(layout, last, sketch_rank(last, head.sketch))
     return layout
 
 
@@ -41,14 +35,10 @@ def fill_head(pack: Pack, head: EagleHead) -> None:
     for name, weight in head.weights.items():
         pack.write(name, _floats(weight) if name == "fc" else weight)
     pack.write(IDS, head.ids)
-    norm, last = head.weights["norm"], _floats(head.weights["head"])
+    norm = head.weights["norm"]
     assert isinstance(norm, Tensor), "a norm is quantised"
     if UP in pack:
-        rough = sketch(last, norm, head.sketch)
-        assert rough is not None, "a sketch that was laid out"
-        pack.write(DOWN, rough.down)
-        pack.write(UP, rough.up)
-        pack.write_in_8_bits(EXACT, last)
+        write_sketch(pack, _floats(head.weights["head"]), norm, head.sketch)
 
 
 def _quantised(weights: dict[str, Weight], name: str) -> Quantised:

@@ -1,4 +1,5 @@
-"""Protocols of heads that run: `HeadForward` and `TreeHead` for EAGLE-3, `MedusaForward` for Medusa.
+"""Protocols of heads that run: `HeadForward` and `TreeHead` for EAGLE-3, `MedusaForward` for Medusa; and of programs
+that draft trees, `TreeDrafter`.
 
 A pass of an EAGLE-3 head computes a Batch, as a pass of any Forward does, but row r combines the hidden state of its
 position with the *next* token. Its key and value go to the slot of its position. With `features`, the states are the
@@ -55,14 +56,19 @@ class TreeRequest:
     row_prices: tuple[float, ...] = ()  # confidence at which the first, second … token pays for its row; (): 0 for all
 
 
-@runtime_checkable
-class TreeHead(HeadForward, Protocol):
-    """A head that drafts several tokens without the host between them."""
+class TreeDrafter(Protocol):
+    """A head or a model that drafts several tokens without the host between them."""
 
-    def draft(self, batch: Batch, features: Tensor, wanted: Sequence[TreeRequest], *, width: int) -> list[Tree]:
+    def draft(self, batch: Batch, features: Tensor | None, wanted: Sequence[TreeRequest], *, width: int) -> list[Tree]:
         """Draft one tree for each sequence of the batch, which asks for logits of its last row alone.
 
-        A node has at most `width` children. Tokens are drawn with the batch's seeds and inverse_temperatures."""
+        A head reads `features`, a model none. A node has at most `width` children. Tokens are drawn with the batch's
+        seeds and inverse_temperatures."""
+
+
+@runtime_checkable
+class TreeHead(HeadForward, TreeDrafter, Protocol):
+    """A head that drafts trees."""
 
 
 class Tree(NamedTuple):
@@ -70,7 +76,7 @@ class Tree(NamedTuple):
 
     tokens: list[int]  # of the target's vocabulary
     parents: list[int]  # as in Draft
-    passes: int  # passes of the head that it took
+    passes: int  # passes that it took
 
 
 class MedusaForward(Protocol):

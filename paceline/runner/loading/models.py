@@ -19,7 +19,7 @@ from torch import Tensor
 from paceline.errors import InvalidRequest, NoCompiler, OutOfMemory, UnknownOption, UnsupportedModel
 from paceline.kernels.base import Forward
 from paceline.kernels.cpu.build import load_library
-from paceline.kernels.cpu.pack import Pack
+from paceline.kernels.cpu.pack import Layout, Pack
 from paceline.kernels.kv_tensors import page_bytes
 from paceline.kernels.quant import Float8, Quantised, dequantise
 from paceline.models.load import LoadedModel, load_model, open_model
@@ -38,8 +38,10 @@ from paceline.runner.forwards.compiled import CompiledForward, check_supported, 
 from paceline.runner.forwards.decoder_pack import decoder_layout, read_decoder
 from paceline.runner.forwards.thread_choice import ThreadChoice, known_choice
 from paceline.runner.forwards.torch import TorchForward
+from paceline.runner.heads.sketch import UP
 from paceline.runner.loading.memory import WeightPart, memory_for, pass_bytes, weight_parts
 from paceline.runner.loading.pack_cache import Origin, cached
+from paceline.runner.loading.shortlist import fill_shortlist
 from paceline.runner.loading.stages import stage
 from paceline.text.tokenizer import Tokenizer
 
@@ -74,6 +76,7 @@ class ReadyModel:
     kv_format: str = "bf16"  # format of keys and values on a CUDA device; the kernels of a CPU have one of their own
     parts: Sequence[WeightPart] = ()  # weights by format, the most bytes first; counted before a Forward takes them
     stored: StoredWeights | None = None  # None: `model.weights` have data
+    shortlist: bool = False  # compiled from files: drafts compute a shortlist of outputs (docs/adr/0013)
     pass_bytes: int = field(init=False)  # bytes of weights that a pass reads; counted before a Forward takes them
 
     def __post_init__(self) -> None:
@@ -88,6 +91,8 @@ class ReadyModel:
     @property
     def unread_bytes(self) -> int:
         """Bytes of memory that the weights will take when they are read."""
+        if self.shortlist and self.compiled and self.stored:
+            return self._layout().size
         return sum(part.bytes for part in self.parts) if self.stored else 0
 
     @property
@@ -154,11 +159,18 @@ class ReadyModel:
 
         def fill(pack: Pack) -> None:
             read_decoder(pack, stored.source, config, format=stored.format, progress=stored.progress)
+            if UP in pack:
+                assert self.tokenizer is not None, "a model from files has a tokenizer"
+                fill_shortlist(pack, config, self.tokenizer, threads=threads)
 
-        pack = cached(decoder_layout(self.model.weights), origin, fill, threads=threads)
+        pack = cached(self._layout(), origin, fill, threads=threads)
         if stored.progress:
             stored.progress(pack.layout.size, pack.layout.size)
         return pack
+
+    def _layout(self) -> Layout:
+        """Lay out the weights of a compiled model."""
+        return decoder_layout(self.model.weights, shortlist=self.shortlist)
 
     def _read(self) -> dict[str, Weight]:
         if self.stored is None:
@@ -186,12 +198,13 @@ def read_model(
     kv_format: str = "bf16",
     progress: Progress | None = None,
     beside: ReadyModel | None = None,
+    shortlist: bool = False,
 ) -> ReadyModel:
     """Load a model and its tokenizer by name. A drafter shares the tokenizer of the target `beside` it if their
-    files say the same."""
+    files say the same. `shortlist`: compiled, its drafts compute a shortlist of outputs."""
     _check_format(format, device)
     if torch.device(device).type == "cpu":
-        return _ready_from_files(name, format, kv_format, progress, beside)
+        return replace(_ready_from_files(name, format, kv_format, progress, beside), shortlist=shortlist)
     with memory_for(f"the weights of {name}", "choose a smaller format such as fp8 or int4, or a smaller model"):
         model = load_model(name, format=format, device=device, progress=progress)
         return _ready(name, model, _tokenizer(model, beside), device, kv_format)

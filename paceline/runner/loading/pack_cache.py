@@ -44,6 +44,9 @@ PACKERS = (  # sources that decide on the bytes of a pack
     "runner/forwards/decoder_pack.py",
     "runner/heads/head_pack.py",
     "runner/heads/sketch.py",
+    "runner/loading/shortlist.py",
+    "prompts/sets/code_edit/code_edit.jsonl.gz",
+    "prompts/sets/spec_bench/question.jsonl.gz",
 )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from paceline.kernels.quant import GROUP, dequantise
 from paceline.models.heads import EagleHead
 from paceline.runner.heads import head_pack
+from paceline.runner.heads import sketch as sketches
 from paceline.runner.heads.compiled import CompiledHead
 from paceline.runner.heads.protocol import TreeRequest
 from paceline.runner.heads.sketch import (
@@ -67,7 +68,7 @@ def test_shortlists_hold_the_best_output(
     monkeypatch.setenv("PACELINE_CPU_VARIANT", variant)
     head = head_with(decay=0.96)
     assert agreement(both(head)[0], inverse_temperature) > 0.9
-    monkeypatch.setattr(head_pack, "sketch", lambda weight, norm, space: sketch(weight.flip(0), norm))
+    monkeypatch.setattr(sketches, "sketch", lambda weight, norm, space: sketch(weight.flip(0), norm))
     assert agreement(both(head)[0], inverse_temperature) < 0.75  # not near 0: large noise alone finds many
 
 
