@@ -15,9 +15,8 @@ The division of work only matters for speed. The programs of a block take adjace
 device, one program takes all splits of its block. The program of a block that finishes last merges the partials in
 scratch memory, so that one launch is enough. Prompts of many rows go to `prefill`, which computes the same bits.
 
-In the tiles behind the base of a tree each path has slots of its own. Further programs of a block begin with the split
-of the base, and have the rows on some of the paths; the splits before it are read once for all rows. A program with
-several paths reads the end of such a tile once for each. Rows on a path see it in the order of a chain.
+In the tiles behind the base of a tree each path has slots of its own. The end of such a tile is read once for each
+leaf, the rest once for all. Rows on a path see it in the order of a chain.
 
 If all rows of a sequence are one block (decoding, verification), the kernel can also do the work of `rotate`, to the
 same bits: a program rotates its queries, and stores the new keys and values of its splits before it reads them.
@@ -59,6 +58,7 @@ from paceline.kernels.cuda.rotate import narrowed, turned, whole
 from paceline.kernels.quant import FP8, FP8_MAX
 
 SPLIT = 256  # positions of a split
+BLOCKS = (16, 32, 64, 128)  # sizes of a block: rows times query heads that share a KV head
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +160,11 @@ class Attention:
         splits = splits_of(tile * tiles, max_context, window, block_m // group)
         count, work = seats * blocks * kv_heads, Work(block_m, head_dim, keys.itemsize)
         programs, warps, stages = division(count, splits, work, fill=self.fill)
-        paths = 1 if tails is None else paths_of(count, programs, max_rows, fill=self.fill)
+        paths = 1 if tails is None else paths_of(count * programs, max_rows, fill=self.fill)
         solo = programs == 1
         if programs > 1:
-            self.reserve(count, splits * block_m * (padded + 2), counters=count)
-        _attend[(seats * blocks, kv_heads, programs + paths - 1)](
+            self.reserve(count, splits * block_m * (padded + 2), counters=count * paths)
+        _attend[(seats * blocks, kv_heads, programs * paths)](
             queries,
             keys,
             values,
@@ -235,6 +235,11 @@ def tile_for(head_dim: int) -> int:
     return 128 if head_dim <= 128 else 64
 
 
+def block_for(group: int, max_rows: int, *, most: int = 32) -> int:
+    """Choose the smallest block up to `most` that has room for `max_rows` rows of `group` query heads per KV head."""
+    return next((block for block in BLOCKS if block >= most or block // group >= max_rows), most)
+
+
 @triton.jit(  # they vary from call to call, and a compilation takes seconds
     do_not_specialize=["window", "angles", "pages", "depth", "splits", "paths"],
     do_not_specialize_on_alignment=["blocks", "tails"],
@@ -257,14 +262,15 @@ def _attend(
     me = tl.program_id(2)
     programs = tl.num_programs(2)
     if TREE:
-        programs -= paths - 1
-        mine = tl.maximum(me - programs + 1, 0)  # the first path whose rows this program has
+        mine = me % paths
+        me //= paths
+        programs //= paths
     begin = settled(row_starts + seat)
     start = begin + (tl.program_id(0) % blocks) * ROWS
     stop = settled(row_starts + seat + 1)
     lane = settled(lanes + seat) if LANES else seat
     table = page_table + lane.to(tl.int64) * pages
-    if EARLY and not TREE:  # the program begins with a known tile: its pages are the first of a chain of loads
+    if EARLY:  # the program begins with a known tile: its pages are the first of a chain of loads
         slot = slots_of(table, me * SPLIT + tl.arange(0, TILE), pages, PAGE, True)
 
     m = tl.arange(0, BLOCK_M)  # = (row - start) * GROUP + query head; the rest of the block is empty
@@ -280,9 +286,13 @@ def _attend(
         at = settled(positions + member, new, 0)
         new_slot = settled(slots + member, new, -1)
 
-    if TREE:
+    if TREE:  # rows on the paths of this program
         base = settled(bases + seat)
         lead = settled(leads + row, valid, NOBODY)
+        valid = valid & ((lead - begin) % paths == mine)
+        place = tl.where(valid, place, -1)
+        lead = tl.where(valid, lead, NOBODY)
+        mask = valid[:, None] & (d < HEAD_DIM)[None, :]
     end = tl.max(place, 0) + 1  # past the last position of the block
     low = end * 0  # the first position that any of its rows sees
     if WINDOW:
@@ -290,36 +300,17 @@ def _attend(
     first = low // SPLIT
     count = tl.minimum(tl.maximum(tl.cdiv(end, SPLIT) - first, 1), splits)
     each = tl.cdiv(count, programs)  # splits of a program
-    arrivals = tl.cdiv(count, each)  # programs of the block that keep partials
-    everybody = valid
-    if TREE:  # from `forks` on, a program has the rows on its paths, and further programs have those on other paths
-        forks = tl.minimum((base // SPLIT - first) // each, arrivals)
-        arrivals += tl.where(forks < arrivals, paths - 1, 0)
-        valid = valid & ((me < forks) | ((lead - begin) % paths == mine))
-        place = tl.where(valid, place, -1)
-        lead = tl.where(valid, lead, NOBODY)
-    until = (me + 1) * each  # past the last split of the program
-    if TREE:
-        until = tl.where(mine > 0, count, until)
-        me = tl.where(mine > 0, forks, me)
-    until = tl.minimum(until, count)
-    idle = (start >= stop) | (me * each >= count)
-    if TREE and idle:
-        return
     from_ = tl.maximum((first + me * each) * TILES, low // TILE)
-    past = tl.minimum((first + until) * TILES, tl.cdiv(end, TILE))
+    past = tl.minimum((first + tl.minimum((me + 1) * each, count)) * TILES, tl.cdiv(end, TILE))
     keys += head * (PAGE * HEAD_DIM)
     values += head * (PAGE * HEAD_DIM)
     shared = past  # past the last tile whose slots all rows share
     if TREE:
         main = tl.min(lead, 0)
-        end = tl.max(place, 0) + 1
-        past = tl.where(end > 0, past, from_)
-        shared = tl.minimum(tl.maximum(base // TILE, from_), past)
-        slot = slots_of(table, from_ * TILE + tl.arange(0, TILE), pages, PAGE, True)
-        position = shared * TILE + tl.arange(0, TILE)
-        tail_slot = slots_of(table, position, pages, PAGE, True)
-        tail_slot = on_path(tail_slot, position, tails, main, end, base, depth)
+        forked = tl.max(tl.where(valid, lead, main), 0) > main
+        shared = tl.minimum(tl.maximum(tl.where(forked & (base < end), base // TILE, past), from_), past)
+        if EARLY:
+            slot = on_path(slot, from_ * TILE + tl.arange(0, TILE), tails, main, end, base, depth)
     if PDL:
         tl.extra.cuda.gdc_wait()
 
@@ -327,14 +318,15 @@ def _attend(
         source = (row.to(tl.int64) * (HEADS + 2 * KV_HEADS) + head * GROUP + m % GROUP) * HEAD_DIM
         kind: tl.constexpr = out.dtype.element_ty
         q = turned(queries + source[:, None], place, valid, cos, sin, angles, size, kind, HEAD_DIM, PADDED, PARTS)
-        new = new & (at // SPLIT - first >= me * each) & (at // SPLIT - first < until) & (new_slot >= 0)
+        new = new & ((at // SPLIT - first) // each == me) & (new_slot >= 0)
         source = (member.to(tl.int64) * (HEADS + 2 * KV_HEADS) + HEADS + head) * HEAD_DIM
         new_k = turned(queries + source[:, None], at, new, cos, sin, angles, size, kind, HEAD_DIM, PADDED, PARTS)
         stored = new[:, None] & (d < HEAD_DIM)[None, :]
         new_v = whole(queries + (source + KV_HEADS * HEAD_DIM)[:, None] + d[None, :], stored, size, kind, PARTS)
     else:
         q = tl.load(queries + cell, mask=mask, other=0.0)
-    if idle:
+    nobody = (tl.max(valid.to(tl.int32), 0) == 0) if TREE else (start >= stop)  # no row is on its paths, or of the seat
+    if nobody | (me * each >= count):
         return
     if TURN:  # store the new rows of the positions that this program reads
         target = (new_slot // PAGE).to(tl.int64) * (KV_HEADS * PAGE) + new_slot % PAGE
@@ -344,16 +336,22 @@ def _attend(
         tl.debug_barrier()  # all threads have stored before any reads
     block = tl.program_id(0) * KV_HEADS + head
     counter = counters + block
+    if TREE:
+        counter = counters + block * paths + mine
     partials += block.to(tl.int64) * splits * (BLOCK_M * (PADDED + 2))
 
     whole_peak, whole_total, whole_acc = nothing(BLOCK_M, PADDED)
     peak, total, acc = nothing(BLOCK_M, PADDED)
     position = from_ * TILE + tl.arange(0, TILE)
-    if not EARLY and not TREE:
+    if not EARLY:
         slot = slots_of(table, position, pages, PAGE, False)
+        if TREE:
+            slot = on_path(slot, position, tails, main, end, base, depth)
     for tile in range(from_, shared):
         position = (tile + 1) * TILE + tl.arange(0, TILE)
         next_slot = slots_of(table, position, pages, PAGE, False)  # early: keys and values wait for it
+        if TREE:
+            next_slot = on_path(next_slot, position, tails, main, end, base, depth)
         if (tile % TILES == 0) & (tile > from_):  # a split ended
             if SOLO:
                 whole_peak, whole_total, whole_acc = merged(whole_peak, whole_total, whole_acc, peak, total, acc)
@@ -374,21 +372,21 @@ def _attend(
                     keep(partials, tile // TILES - 1 - first, valid, peak, total, acc, BLOCK_M, PADDED)
                 peak, total, acc = nothing(BLOCK_M, PADDED)
             peak, total, acc = add_tail(
-                tile, tail_slot, table, pages, q, keys, values, place, lead, tails, scale, window, depth, end, base,
+                tile, slot, table, pages, q, keys, values, place, lead, tails, scale, window, depth, end, base,
                 main, paths, peak, total, acc, KV_HEADS, HEAD_DIM, PADDED, TILE, TAIL, PAGE, WINDOW,
             )  # fmt: skip  # a name a line would hide the shape
             position = (tile + 1) * TILE + tl.arange(0, TILE)
-            tail_slot = slots_of(table, position, pages, PAGE, False)
-            tail_slot = on_path(tail_slot, position, tails, main, end, base, depth)
+            slot = slots_of(table, position, pages, PAGE, False)
+            slot = on_path(slot, position, tails, main, end, base, depth)
     if SOLO | (count == 1):
         whole_peak, whole_total, whole_acc = merged(whole_peak, whole_total, whole_acc, peak, total, acc)
-        write(out + cell, valid[:, None] & (d < HEAD_DIM)[None, :], whole_total, whole_acc)
+        write(out + cell, mask, whole_total, whole_acc)
         return
     if not SOLO:
         keep(partials, tl.maximum(past - 1, 0) // TILES - first, valid, peak, total, acc, BLOCK_M, PADDED)
         tl.debug_barrier()  # all threads have written before the counter says so
         arrived = tl.atomic_add(counter, 1, sem="acq_rel")
-        if arrived == arrivals - 1:
-            total, acc = merge_splits(partials, count, everybody, BLOCK_M, PADDED)
-            write(out + cell, everybody[:, None] & (d < HEAD_DIM)[None, :], total, acc)
+        if arrived == tl.cdiv(count, each) - 1:
+            total, acc = merge_splits(partials, count, valid, BLOCK_M, PADDED)
+            write(out + cell, mask, total, acc)
             tl.store(counter, 0)

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 ALONE = 132  # programs that each have a multiprocessor of an H200, with two tiles in flight
 SHARED = 396  # programs that share them by three, with one tile in flight each
-BLOCKS = (16, 32, 64, 128)  # sizes of a block: rows times query heads that share a KV head
 PATHS = 4  # programs that share the paths of a tree; more of them are mostly idle, and still cost time
 
 
@@ -16,11 +15,6 @@ class Work(NamedTuple):
     block: int  # rows times query heads that share a KV head
     head_dim: int
     size: int  # bytes of a number of keys and values
-
-
-def block_for(group: int, max_rows: int, *, most: int = 32) -> int:
-    """Choose the smallest block up to `most` that has room for `max_rows` rows of `group` query heads per KV head."""
-    return next((block for block in BLOCKS if block >= most or block // group >= max_rows), most)
 
 
 def division(blocks: int, splits: int, work: Work, *, fill: int = 0) -> tuple[int, int, int]:
@@ -36,10 +30,9 @@ def division(blocks: int, splits: int, work: Work, *, fill: int = 0) -> tuple[in
     return programs, 8 if long else 2 if narrow and blocks > SHARED else 4, stages
 
 
-def paths_of(blocks: int, programs: int, rows: int, *, fill: int = 0) -> int:
-    """Choose how many programs share the paths of a tree of `rows` rows: one of the `programs` that each of the blocks
-    has for a chain, and further ones if the device has room for them."""
-    return max(1, min(rows, PATHS, 1 + (fill or SHARED) // blocks - programs))
+def paths_of(programs: int, rows: int, *, fill: int = 0) -> int:
+    """Choose how many programs share the paths of a tree of `rows` rows, where a chain has `programs` in all."""
+    return max(1, min(rows, PATHS, (fill or SHARED) // programs))
 
 
 def splits_of(split: int, max_context: int, window: int, rows: int) -> int:

@@ -306,9 +306,9 @@ def _tree_accept(
             lives = lives | (node == above)
             above = tl.sum(tl.where(node == above, parent + 1, 0), axis=0) - 1  # of the root: the root
     at, accepted = length * 0 - 1, length * 0
-    going, step = length >= 0, length * 0
+    going = length >= 0
     path, new = node * 0, node * 0
-    while going & (step < drafted):
+    for step in range(drafted):
         right = ahead == tl.sum(tl.where(node == at + 1, judged, 0), axis=0)
         if SYNTHETIC:
             right = (node >= 0) & (tl.sum(tl.where(node == step, coins, 0), axis=0) > 0)
@@ -321,7 +321,6 @@ def _tree_accept(
         new = tl.where((node == step) & going, token, new)
         at = tl.where(going, child, at)
         accepted += going.to(tl.int32)
-        step += 1
     own = tl.sum(tl.where(node == at + 1, judged, 0), axis=0)
     if DECIDED:
         own = tl.where(verdict >= 0, tl.load(verdicts + 2 * b + 1), own)

@@ -25,9 +25,8 @@ from torch.nn import functional
 
 from paceline.errors import UnsupportedModel
 from paceline.kernels.base import PAGE_SIZE, Batch, Output
-from paceline.kernels.cuda.attend import Attention, Rotation
+from paceline.kernels.cuda.attend import Attention, Rotation, block_for
 from paceline.kernels.cuda.compiling import compiling, rehearsal, rehearsing
-from paceline.kernels.cuda.division import block_for
 from paceline.kernels.cuda.expand import has_room
 from paceline.kernels.cuda.formats import CudaMatrix, requantise
 from paceline.kernels.cuda.kv import CudaKV
