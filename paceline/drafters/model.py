@@ -66,7 +66,6 @@ class _State:
 
 class ModelDrafter(Drafter):
     name = "model"
-    ends_drafts = True
 
     def __init__(
         self,
@@ -88,6 +87,7 @@ class ModelDrafter(Drafter):
         if not 1 <= branches <= WIDTH_MAX:
             raise InvalidRequest(f"branches {branches} must be 1, for chains, to {WIDTH_MAX}")
         self.max_draft = max_draft
+        self.ends_drafts = min_confidence is None  # with a fixed one, drafts do not follow prices
         self.forward = forward
         self._thresholds = Thresholds(min_confidence, next_acceptance=OF_MODEL.child_acceptance)
         self._lanes = lanes
