@@ -268,7 +268,8 @@ def traffic_of(parts: Parts) -> MemoryTraffic:
 
 
 def run_rounds(setup: Setup, engines: Mapping[Mode, Parts], say: Say) -> Iterator[BatchRun]:
-    """Run every batch size: once as a warm-up, then all modes and mixes in turns."""
+    """Run every batch size: once as a warm-up, then all modes and mixes in turns. Each run has a salt of its own: a
+    drafter that remembers answers must not find those of the run before."""
     variants = [(mode, mix) for mode in engines for mix in (None, *setup.mixes)]
     done, total = 0, len(setup.batches) * (1 + setup.rounds) * len(variants)
     prompts = prompts_of(setup, next(iter(engines.values())))
@@ -279,7 +280,7 @@ def run_rounds(setup: Setup, engines: Mapping[Mode, Parts], say: Say) -> Iterato
                 say(what, done, total)
                 done += 1
                 asked = requests(setup, batch, mode=mode, round=round, prompts=prompts)
-                asked = mix.apply(asked) if mix else asked
+                asked = [replace(each, cache_salt=what) for each in (mix.apply(asked) if mix else asked)]
                 run = run_batch(engines[mode].engine, asked, mode=mode, round=round)
                 logger.info("%s: %.1f tokens/s", what, run.tok_s)
                 if round >= 0:

@@ -13,6 +13,7 @@ import torch
 from paceline.bench import engine as bench
 from paceline.bench import engine_prompts, engine_record, machine
 from paceline.bench.engine import BatchRun, Measured, MemoryTraffic, Setup
+from paceline.bench.mix import mixes
 from paceline.config import EngineConfig
 from paceline.drafters.registry import Recipe
 from paceline.engine.stats import EngineStats
@@ -117,6 +118,23 @@ def test_every_mode_and_round_gets_the_same_prompts() -> None:
     assert len({one.prompt for one in plain}) == 3
     assert not any(one.speculation.enabled for one in plain)
     assert all(one.speculation.enabled and one.sampling.greedy and one.sampling.ignore_eos for one in drafting)
+
+
+def test_a_run_finds_no_answers_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter that remembers answers by salt would know those of the round before."""
+    salts: list[set[str]] = []
+
+    def watched(engine: Any, asked: Any, *, mode: Any, round: int) -> BatchRun:
+        salts.append({one.cache_salt for one in asked})
+        return replace(PLAIN, mode=mode, round=round)
+
+    monkeypatch.setattr(bench, "run_batch", watched)
+    monkeypatch.setattr(bench, "prompts_of", lambda setup, parts: PROMPTS)
+    engines: Any = {mode: SimpleNamespace(engine=None) for mode in ("plain", "speculative")}
+    setup = replace(SETUP, rounds=2, mixes=mixes("logprobs:1"))
+    assert len(list(bench.run_rounds(setup, engines, lambda *said: None))) == 8
+    assert len(salts) == len(set.union(*salts)) == 12
+    assert "" not in set.union(*salts)
 
 
 def test_the_drafter_prediction_gets_a_prediction_to_draft_from() -> None:
