@@ -331,8 +331,8 @@ class Governor:
         already, if even perfect drafts would not pay, or after a trial; `tried`: rounds of the rest after that."""
         if drafter in self._rests:
             return 0
-        levels = self._levels(drafter, len(wishes))
-        perfect, batch = [Chance(1.0, 1.0, wish) for wish in wishes], len(wishes)
+        batch = len(wishes)
+        perfect, levels = [Chance(1.0, 1.0, wish) for wish in wishes], self._levels(drafter, batch)
         length = speed.index(max(speed[1:])) if _pays(speeds(perfect, seconds, levels)) else 0
         rounds = rest_after(seconds[length] / seconds[0] - 1) if length else MAX_REST
         hopeless = not length and not _pays(speeds(perfect, self._device_table(drafter, batch=batch), levels))
