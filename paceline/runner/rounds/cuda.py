@@ -312,7 +312,9 @@ class CudaRounds:
         lane, lanes, longest = self._state.dummy, self._grid.lanes, self._grid.longest - 1  # a head reads one ahead
         for drafter in (None, *self.readers, *self.tapping):
             by, states = self.drafters.get(drafter or ""), self._held.get(drafter or "")
-            reads = [*dummies.prompts(lane, lanes=lanes, longest=longest, most=most, drafts=by is not None)]
+            models = [self._target, *([on_cuda(by.reader)] if by is not None and by.reader is not None else [])]
+            counts = dummies.counts(self._grid.sizes(), [each.decoder.config.num_kv_heads for each in models])
+            reads = [*dummies.prompts(lane, counts=counts, longest=longest, most=most, drafts=by is not None)]
             if by is not None and head_of(by) is not None:
                 reads += dummies.held(lane, lanes=lanes)
             for chunks in reads:
@@ -361,7 +363,8 @@ class CudaRounds:
         offered = bool(bucket.offers) and any(seat.offer is not None for seat in ticket.seats)
         kind = (bucket.offers, OFFERED) if offered else (bucket.draft, bucket.drafter if bucket.draft else None)
         if not ticket.chunks and not (offered and bucket.draft) and times.step and ticket.typical:
-            self._seconds[kind].learn(len(ticket.seats), times.step)
+            drafting = sum([seat.max_draft > 0 for seat in ticket.seats])
+            self._seconds[kind].learn(len(ticket.seats), times.step, drafting=drafting)
         if bucket.longest:
             self._wanted.learn(bucket, ticket.seats, landed)
 

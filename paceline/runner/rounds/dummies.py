@@ -5,17 +5,25 @@ A kernel that is first wanted in a step would make every sequence wait for its c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from paceline.kernels.cuda.division import ALONE
 from paceline.runner.rounds.protocol import Chunk
 
-# Rows of prompts that are read several at once: fewer and more than the 64 from which prompts have their own attention.
+# Rows of sequences that are read several at once, the longest of them up to LONG: prompts have their own attention from
+# 65 rows on, and below blocks of attention by their rows. A drafter that catches up reads few rows of many sequences.
 SHORT, LONG = 16, 128
 
 
-def prompts(lane: int, *, lanes: int, longest: int, most: int, drafts: bool) -> Iterator[list[Chunk]]:
-    """Yield one prompt of 1, 2, 4 … rows, `longest` at most, then 2, 4, 8 … `lanes` at once: all of them short, and a
-    long one among short ones. A step has `most` rows, at most.
+def counts(sizes: Sequence[int], kv_heads: Sequence[int]) -> list[int]:
+    """Return numbers of sequences that meet every division of attention among programs: those of rounds, and the most
+    of which each KV head of a model has a multiprocessor of its own. `sizes`: seats of rounds."""
+    return sorted({*sizes, *(ALONE // heads for heads in kv_heads if ALONE // heads <= max(sizes))} - {0})
+
+
+def prompts(lane: int, *, counts: Sequence[int], longest: int, most: int, drafts: bool) -> Iterator[list[Chunk]]:
+    """Yield one prompt of 1, 2, 4 … rows, `longest` at most, then `counts` at once, the longest of them with 1, 2, 4 …
+    rows. A step has `most` rows, at most.
 
     `drafts`: a drafter reads along."""
 
@@ -25,8 +33,8 @@ def prompts(lane: int, *, lanes: int, longest: int, most: int, drafts: bool) -> 
     longest = min(longest, most)
     for rows in _counts(1, longest):
         yield read(rows)
-    for first in dict.fromkeys(min(rows, longest) for rows in (SHORT, LONG)):
-        for count in _counts(2, min(lanes, 1 + most - first)):
+    for first in _counts(1, min(LONG, longest)):
+        for count in (count for count in counts if 1 < count <= 1 + most - first):
             yield read(first, *[min(SHORT, first, (most - first) // (count - 1))] * (count - 1))
 
 

@@ -2,7 +2,8 @@
 
 test_no_compiling_in_traffic.py runs it in a process of its own, in which Triton's interpreter is off. Steps are random:
 numbers of sequences and prompts, their lengths and contexts, parameters, rules, grammars, offers, scored prompts, and
-heads that catch up. With the word `eager` the start records nothing, so that every round runs launch by launch.
+heads and models that catch up. With the word `eager` the start records nothing, so that every round runs launch by
+launch.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from paceline.drafters.eagle.on_device import drafter_of_head
 from paceline.drafters.model import ModelOnDevice
 from paceline.drafters.ngram import LookupOnDevice
 from paceline.engine.draft_rules import judge_drafts
+from paceline.kernels.quant import quantise_fp8
 from paceline.models.config import ModelConfig
 from paceline.models.tensor_names import expected_shapes
 from paceline.rules import Rule
@@ -58,20 +60,22 @@ PARAMETERS: list[dict[str, Any]] = [
 RULES = [{"rule": rule, "threshold": 0.2} for rule in (Rule.REJECTION, Rule.BLOCK, Rule.THRESHOLD, Rule.TYPICAL)]
 
 
-def forward(layers: int, **options: Any) -> CudaForward:
-    config = replace(CONFIG, num_layers=layers)
-    weights = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in expected_shapes(config).items()}
-    decoder = CudaDecoder(config, weights, max_context=CONTEXT + 40, device="cpu", pdl=True, expand=False)
+def forward(layers: int, *, fp8: bool = False) -> CudaForward:
+    """Make a model; `fp8`: in 8 bits, with floats beside them for many rows, as models that draft are loaded, and with
+    so many KV heads that attention is divided otherwise."""
+    config = replace(CONFIG, num_layers=layers, **({"num_heads": 16, "num_kv_heads": 8} if fp8 else {}))
+    floats = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in expected_shapes(config).items()}
+    weights = {name: quantise_fp8(value) if fp8 and value.dim() == 2 else value for name, value in floats.items()}
+    decoder = CudaDecoder(config, weights, max_context=CONTEXT + 40, device="cpu", pdl=True, expand=fp8)
     decoder.profile(STEP_ROWS, LANES * (1 + MAX_DRAFT))
-    kv = new_kv(config, num_pages=PAGES, dtype=torch.bfloat16, device="cpu")
-    return CudaForward(decoder, kv, **options)
+    return CudaForward(decoder, new_kv(config, num_pages=PAGES, dtype=torch.bfloat16, device="cpu"))
 
 
 def drafter(kind: str, target: CudaForward) -> DeviceDrafter:
     if kind == "ngram":
         return LookupOnDevice()
     if kind == "model":
-        return ModelOnDevice(forward(1), shares_kv=False)
+        return ModelOnDevice(forward(1, fp8=True), shares_kv=False)
     head = CudaHead(random_eagle(CONFIG, taps=TAPS, draft_vocab=3000), target.decoder, max_context=CONTEXT + 40)
     head.profile(STEP_ROWS, 2 * LANES)
     head.new_kv(PAGES)
@@ -122,10 +126,13 @@ class Traffic:
 
     def _chunks(self, lanes: list[int], by: str | None) -> list[Chunk]:
         chance, left, chunks = self._random, STEP_ROWS - LANES, []
+        catches_up = chance.random() < 0.5  # a model drafts again after plain steps, and reads the text since then
         for lane in lanes:
             count = min(left, chance.randint(1, chance.choice([12, 40, 150, STEP_ROWS])))
             if by in self._rounds.tapping and chance.random() < 0.2:
                 chunks.append(Chunk(lane, 0, 1, draws=False, target=False, drafts=True))
+            elif by in self._rounds.readers and catches_up:
+                chunks.append(Chunk(lane, 0, min(count, 12), draws=False, target=False, drafts=True))
             elif count:
                 draws, scored = chance.random() < 0.7, chance.randint(1, count) if chance.random() < 0.1 else 0
                 drafts, states = by is not None and chance.random() < 0.8, int(chance.random() < 0.1)
