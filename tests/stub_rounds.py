@@ -47,6 +47,7 @@ class StubRounds:
     drafters: Mapping[str, DeviceDrafter] = field(default_factory=lambda: {"stub": Stub()})
     readers: Collection[str] = ()
     tapping: Collection[str] = ()
+    catch_up: float = 0.0  # seconds of host and device in which a drafter reads what it has missed
     max_draft: int = 4
     timed: bool = True
     synthetic_acceptance: float = 0.0
@@ -75,24 +76,26 @@ class StubRounds:
         context: int,
         masked: Sequence[int] = (),
     ) -> Ticket:
-        self.clock.now += self.host(seats)
+        missed = any(not chunk.target for chunk in chunks)
+        self.clock.now += self.host(seats) + self.catch_up * missed
         landed = [self._land(seat) for seat in seats]
         drafted, longest = sum(len(each.drafted) for each in landed), max([seat.max_draft for seat in seats], default=0)
-        took = self.device(len(seats), drafted)
+        took = self.device(len(seats), drafted) + self.catch_up * missed
         self._free_at = max(self._free_at, self.clock.now) + took
-        if seats and not chunks:
+        if seats and (not chunks or missed):
             self.rounds += 1
-            self.drafting += longest > 0
-        return chunks, landed, Times(step=took, verify=took), self._free_at, longest
+        self.drafting += longest > 0
+        drafting = sum(seat.max_draft > 0 for seat in seats)
+        return chunks, landed, Times(step=took, verify=took), self._free_at, longest, drafting
 
     def wait(self, ticket: Ticket) -> None:
         self.clock.now = max(self.clock.now, ticket[3])
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
-        chunks, landed, times, _, longest = ticket
+        chunks, landed, times, _, longest, drafting = ticket
         self.wait(ticket)
         if landed and not chunks:
-            self._seconds[longest].learn(len(landed), times.step)
+            self._seconds[longest].learn(len(landed), times.step, drafting=drafting)
         self.tokens += sum(len(each.tokens) for each in landed)
         return [Landed((), (), (TOKEN,)) if chunk.draws else None for chunk in chunks], landed, times
 

@@ -134,6 +134,8 @@ class DeviceStepper:
         waited = self._landed_at - began
         chunks, seats, times = self._rounds.collect(launched.ticket)
         self._step_seconds = times.step
+        if launched.drafter is not None and any(work.max_draft and not work.forced for work in launched.seats):
+            self._governor.charge(launched.drafter, batch=len(launched.seats), seconds=times.step)
         works, ended = [], []
         all_works, outcomes = [*launched.reading, *launched.seats], [*chunks[launched.extra :], *seats]
         rows = [*[work.count for work in launched.reading], *[0] * len(launched.seats)]

@@ -28,6 +28,10 @@ from paceline.types import Off, OffKind
 # Prices (probabilities) that `Ask` carries until some are measured: about those of SmolLM2 on two cores. Without them
 # drafters with `ends_drafts` would make all first drafts equally long, and the cost of a row could not be fitted.
 PRIOR_PRICE, PRIOR_ROW_PRICE = 0.12, 0.06
+# Speed over plain rounds from which a device drafts. Less is within the error of round times, and sequences that get
+# different numbers of tokens end one after the other.
+WORTHWHILE = 1.02
+TRIAL_TOKENS = 16  # tokens of each sequence that a model may have missed before a trial; a batch shares them
 LOOK_SEQUENCES, MAX_KEPT = 12, 4  # sequences per round, and rounds at most, for which a best draft length is kept
 PLAIN_FASTER = Off(OffKind.PLAIN_FASTER, "paused: plain rounds make more tokens a second")
 
@@ -66,6 +70,7 @@ class Governor:
         self._rounds = rounds
         self._rests = Rests()
         self._trials = Trials()
+        self._spent: defaultdict[str, float] = defaultdict(float)  # drafter → plain rounds that its trial has cost
         self._best: dict[str, Best] = {}  # by drafter
         self._judged: set[str | None] = set()  # drafters with drafts that were judged since the last step was planned
         self._others: defaultdict[str | None, Others] = defaultdict(Others)  # by drafter
@@ -94,6 +99,8 @@ class Governor:
                 sequence.off = sequence.off if drafter is None else PLAIN_FASTER
         for drafter, known in seconds.items():
             wishes = self._within_a_round(sequences, wishes, drafter, known)
+        if self._rounds is not None and self._rounds.timed and self._weighs_cost:
+            wishes = self._short_trials(sequences, wishes, seconds)
         total = min(rows, self._config.max_draft_tokens)
         if sum(wishes) <= total:
             return wishes
@@ -261,11 +268,29 @@ class Governor:
             return set()
         return {drafter for drafter in drafters if self._tries_plain(drafter, batch=batch)}
 
+    def _short_trials(self, sequences: Seq[Sequence], wishes: list[int], known: Collection[str]) -> list[int]:
+        """Cut drafts by models whose rounds take an unknown time to one token, which takes a pass for all, and to the
+        sequences of which the model has missed nothing; if there are none, to those of which it has missed least."""
+        assert self._rounds is not None
+        trying = [name for name in self._rounds.readers if name not in known]
+        places = [i for i, (s, wish) in enumerate(zip(sequences, wishes, strict=True)) if wish and s.drafter in trying]
+        missed = {i: _missed(sequences[i]) for i in places}
+        room = (
+            max([TRIAL_TOKENS * len(places), *(2 * count for count in missed.values())]) if all(missed.values()) else 0
+        )
+        for i in sorted(places, key=missed.__getitem__):
+            room -= missed[i]
+            wishes[i] = int(room >= 0)
+            if room < 0:
+                sequences[i].off = Off(OffKind.BEHIND, "others try first whether drafts pay: they have less to read")
+        return wishes
+
     def _tries_plain(self, drafter: str, *, batch: int) -> bool:
         """Return whether a round of a trial is plain."""
         assert self._rounds is not None
         times = self._rounds.round_seconds(batch, 0, drafter), self.host.of(None, batch=batch)
-        return self._trials.goes_plain(drafter, batch=batch, knows_plain=None not in times)
+        reads = drafter in self._rounds.readers or drafter in self._rounds.tapping
+        return self._trials.goes_plain(drafter, batch=batch, knows_plain=None not in times, reads=reads)
 
     def _table(self, drafter: str, *, batch: int, masked: bool) -> list[float]:
         """Return seconds of rounds with drafts of 0, 1, … tokens, as the device or the host needs: whichever is longer.
@@ -314,11 +339,12 @@ class Governor:
         chances = [Chance(*s.pace.recent(others), wish) if wish else PLAIN for s, wish in pairs]
         batch = len(sequences)
         speed = speeds(chances, seconds, self._levels(drafter, batch))
-        length = speed.index(max(speed))
+        length = speed.index(max(speed)) if max(speed) > WORTHWHILE * speed[0] else 0
         tried = self._trials.end(drafter, pays=length > 0)
         self._best[drafter] = Best(length, batch, min(batch // LOOK_SEQUENCES, MAX_KEPT), seconds)
         if length:
             self._rests.end(drafter)
+            self._spent.pop(drafter, None)
             return length
         begins, length = drafter not in self._rests, self._probe(drafter, wishes, speed, seconds, tried=tried)
         for sequence in (sequence for sequence, wish in pairs if wish):
@@ -336,8 +362,20 @@ class Governor:
         length = speed.index(max(speed[1:])) if _pays(speeds(perfect, seconds, levels)) else 0
         rounds = rest_after(seconds[length] / seconds[0] - 1) if length else MAX_REST
         hopeless = not length and not _pays(speeds(perfect, self._device_table(drafter, batch=batch), levels))
-        self._rests.begin(drafter, batch=batch, rounds=min(rounds, tried or rounds), hopeless=hopeless)
+        rounds = max(min(rounds, tried or rounds), rest_after(self._spent.pop(drafter, 0.0)))
+        self._rests.begin(drafter, batch=batch, rounds=rounds, hopeless=hopeless)
         return 0 if tried else length
+
+    def charge(self, drafter: str, *, batch: int, seconds: float) -> None:
+        """Note how long a device was busy with a round in which the drafter drafted, and with all that the drafter read
+        for it. A trial or a probe must not cost more than its share of the time."""
+        if self._rounds is None or not self._rounds.timed or not self._weighs_cost:
+            return
+        plain = self._rounds.round_seconds(batch, 0, drafter)
+        if plain:
+            self._spent[drafter] += max(seconds / plain - 1, 0.0)
+            if drafter in self._rests:
+                self._rests.extend(drafter, rest_after(self._spent.pop(drafter)))
 
     def _affordable(self, sequence: Sequence, pace: Pace) -> int | None:
         """Return the longest draft that pays; None: no limit. If none pays, pause the sequence and set its `off`."""
@@ -360,6 +398,12 @@ class Governor:
         if length > longest:
             return Off(OffKind.CONTEXT, f"{length} tokens of context, more than max_draft_context {longest}")
         return pace.reason if not self._config.fixed_draft and pace.paused(output_tokens) else None
+
+
+def _missed(sequence: Sequence) -> int:
+    """Count the tokens of a sequence that a model on the device must read before it can draft."""
+    state = sequence.in_flight
+    return len(state.unread(len(sequence.tokens)) or ()) if state.follower is not None else 0
 
 
 def _pays(speed: Seq[float]) -> bool:

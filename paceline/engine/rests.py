@@ -2,9 +2,10 @@
 trial before: see `Trials`.
 
 A round that drafts takes longer for every sequence of the batch. So all sequences of a drafter rest together, and probe
-together. A rest is so long that the probe after it takes no more than `PROBE_SHARE` of the time; where even perfect
-drafts would not pay there is no probe. If the batch changes, what pays is computed anew, but the next probe comes no
-earlier: a batch that shrinks and grows again would probe at every change.
+together. A rest is so long that the trial or probe before it took no more than `PROBE_SHARE` of the time, all that the
+drafter had to read for it included; where even perfect drafts would not pay there is no probe. If the batch changes,
+what pays is computed anew, but the next probe comes no earlier: a batch that shrinks and grows again would probe at
+every change.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import NamedTuple
 
 PROBE_SHARE = 0.005  # share of the time that probes may take
 MAX_TRIAL = 16  # rounds after which a drafter drafts although the times of its rounds are not known
-AFTER_TRIAL = 128  # rounds of the rest after a first trial at most: a single measurement may be wrong
+AFTER_TRIAL = 128  # rounds of the rest after a first trial, unless that cost more: a single measurement may be wrong
 MAX_REST = 512  # rounds after which what pays is computed anew where a rest has no probe: sequences have changed
 MAX_PROBED_REST = 4096  # rounds of a rest with a probe: even one that takes twenty plain rounds keeps to its share
 
@@ -59,6 +60,11 @@ class Rests:
     def begin(self, drafter: str, *, batch: int, rounds: int, hopeless: bool = False) -> None:
         self._rests[drafter] = Rest(batch, rounds, hopeless)
 
+    def extend(self, drafter: str, rounds: int) -> None:
+        """Let a rest, if there is one, last for at least `rounds` more."""
+        if (rest := self._rests.get(drafter)) is not None:
+            rest.rounds = max(rest.rounds, rounds)
+
     def is_hopeless(self, drafter: str) -> bool:
         return self._rests[drafter].hopeless
 
@@ -74,32 +80,37 @@ class Rests:
 @dataclass(slots=True)
 class Trial:
     batch: int  # sequences of the batch when the trial began
+    each: int  # rounds with drafts in a row: 2 if the drafter may have to read in the first what it has missed
     rounds: int = 0  # rounds since then
-    drafting: bool = False  # a round with drafts is in flight
+    drafting: int = 0  # rounds with drafts that were launched in a row
+    judged: int = 0  # rounds of these that have landed
 
 
 class Trials:
-    """First rounds of a drafter with a batch of some size: plain ones, then one with drafts at a time, until the time
-    of both is known. Until then drafts may cost more than they bring."""
+    """First rounds of a drafter with a batch of some size: plain ones, then one or two with drafts at a time, until the
+    time of both kinds is known. Until then drafts may cost more than they bring."""
 
     def __init__(self) -> None:
         self._trials: dict[str, Trial] = {}  # by drafter
         self._failed: Counter[str] = Counter()  # drafter → trials in a row after which it rested
 
-    def goes_plain(self, drafter: str, *, batch: int, knows_plain: bool) -> bool:
-        """Count a round, and return whether it is plain. Never after MAX_TRIAL rounds: their times stay unknown."""
+    def goes_plain(self, drafter: str, *, batch: int, knows_plain: bool, reads: bool = False) -> bool:
+        """Count a round, and return whether it is plain. Never after MAX_TRIAL rounds: their times stay unknown.
+        `reads`: the drafter must have read a text that it continues."""
         trial = self._trials.get(drafter)
         if trial is None or abs(batch - trial.batch) > trial.batch // 4:
-            trial = self._trials[drafter] = Trial(batch)
+            trial = self._trials[drafter] = Trial(batch, each=2 if reads else 1)
         trial.rounds += 1
-        plain = trial.rounds <= MAX_TRIAL and (trial.drafting or not knows_plain)
-        trial.drafting = trial.drafting or not plain
+        plain = trial.rounds <= MAX_TRIAL and (trial.drafting >= trial.each or not knows_plain)
+        trial.drafting += not plain
         return plain
 
     def tell(self, drafter: str | None) -> None:
         """Note that a draft of this drafter was judged."""
         if (trial := self._trials.get(drafter or "")) is not None:
-            trial.drafting = False
+            trial.judged += 1
+            if trial.judged >= trial.each:
+                trial.drafting = trial.judged = 0
 
     def end(self, drafter: str, *, pays: bool) -> int:
         """End a trial if there is one. Return the rounds of the rest after it at most, four times as many after each

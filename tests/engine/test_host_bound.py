@@ -51,11 +51,12 @@ def speed(
         clock=clock,
     )
     for i in range(batch):
-        sampling = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
+        sampling = SamplingParams(temperature=0, max_tokens=CONTEXT - 100, ignore_eos=True)
         speculation = Speculation(enabled=drafts)
         engine.submit(Request(id=f"{i}", prompt=(1, 2, 3), sampling=sampling, speculation=speculation))
     while not rounds.rounds:
         engine.step()
+        assert engine.dead is None, engine.dead
     began, before = clock.now, rounds.tokens
     for _ in range(steps):
         engine.step()

@@ -12,9 +12,14 @@ OUTLIER = 2.0  # factor: a later time counts at most as this many times the aver
 @dataclass(slots=True)
 class Average:
     seconds: float
+    drafting: int = 0  # sequences that drafted in the latest round that counts
     count: int = 1
 
-    def add(self, seconds: float) -> None:
+    def add(self, seconds: float, *, drafting: int = 0) -> None:
+        """Add a round. One in which far fewer sequences draft, such as a probe, is shorter: it does not count."""
+        if 2 * drafting < self.drafting:
+            return
+        self.drafting = drafting
         self.count += 1
         if self.count <= FIRST:
             self.seconds = min(self.seconds, seconds)
@@ -28,11 +33,12 @@ class BatchTimes:
     def __init__(self) -> None:
         self._averages: dict[int, Average] = {}  # by sequences of the batch
 
-    def learn(self, batch: int, seconds: float) -> None:
+    def learn(self, batch: int, seconds: float, *, drafting: int = 0) -> None:
+        """Learn from a round; `drafting`: how many of its sequences draft."""
         if batch in self._averages:
-            self._averages[batch].add(seconds)
+            self._averages[batch].add(seconds, drafting=drafting)
         else:
-            self._averages[batch] = Average(seconds)
+            self._averages[batch] = Average(seconds, drafting)
 
     def near(self, batch: int) -> float | None:
         """Return the seconds of the measured batch next in size; None: none is within a quarter."""
