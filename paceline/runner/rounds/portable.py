@@ -32,17 +32,13 @@ from paceline.runner.rounds.protocol import (
     Seat,
     Ticket,
     Times,
-    drafter_of,
-    drafts_trees,
-    longest_draft,
     read_all,
-    reads_prediction,
-    taps_of,
     write_offer,
 )
 from paceline.runner.rounds.round_states import RoundStates
 from paceline.runner.rounds.rules import Judge, RoundRules, judged
 from paceline.runner.rounds.scores import Report, Scorer, Verified
+from paceline.runner.rounds.traits import drafter_of, drafts_trees, longest_draft, reads_prediction, taps_of
 from paceline.runner.rounds.upload import Upload, download, first_masks
 from paceline.runner.vocabulary import fit_tokens
 from paceline.sampling.sampler import Sampler

@@ -16,7 +16,8 @@ from paceline.drafters.eagle.on_device import TREE_SEATS, EagleOnDevice, drafter
 from paceline.engine.governor import PRIOR_ROW_PRICE
 from paceline.engine.scheduler import Work
 from paceline.errors import InvalidRequest
-from paceline.runner.rounds.protocol import Seat, added_by, drafter_of, drafts_trees, longest_draft
+from paceline.runner.rounds.protocol import Seat
+from paceline.runner.rounds.traits import added_by, drafter_of, drafts_trees, longest_draft
 from paceline.types import OFF, Request, Rule, SamplingParams, Speculation
 from tests.rig import EagleMade, Rig, build
 from tests.runs import plain, prompt, run, tokens_of
