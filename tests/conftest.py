@@ -2,8 +2,12 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import tempfile
-from contextlib import suppress
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 if "PACELINE_GPU" not in os.environ:  # before anything imports Triton: kernels then run as Python, on the CPU
     os.environ["TRITON_INTERPRET"] = "1"
@@ -16,6 +20,9 @@ import pytest
 import torch
 
 torch.set_num_threads(1)  # tiny models: a second thread only costs
+
+UNWATCHED = pytest.StashKey[bool]()
+LAWS = "tests/laws/"
 
 with suppress(ModuleNotFoundError):  # on a GPU's machine, whose tests do without
     import hypothesis
@@ -35,3 +42,36 @@ def pytest_collection_finish() -> None:
     """Leave what is imported by now out of every later search for garbage: a million objects that never go."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Choose what coverage does not watch: laws, and all cases but the first of tests that are marked so.
+
+    They run the same lines thousands of times, at two to four times the time under its eyes."""
+    cases: Counter[str] = Counter()
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        cases[test] += 1
+        repeats = cases[test] > 1 and item.get_closest_marker("unwatched") is not None
+        item.stash[UNWATCHED] = repeats or test.startswith(LAWS)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    if not item.stash[UNWATCHED]:
+        return (yield)
+    with unwatched():
+        return (yield)
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Hide what runs inside from coverage, threads that begin there too."""
+    trace, of_threads = sys.gettrace(), threading.gettrace()
+    sys.settrace(None)
+    threading.settrace(None)
+    try:
+        yield
+    finally:
+        sys.settrace(trace)
+        threading.settrace(of_threads)

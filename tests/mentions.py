@@ -175,7 +175,8 @@ def everywhere() -> frozenset[str]:
 def near(source: Source) -> set[str]:
     """Return all words that a docstring or comment of `source` may mention."""
     imported = (sources()[name] for name in source.imports & sources().keys())
-    friends = (*imported, *(other for other in sources().values() if source.name in other.imports))
+    own = source.name
+    friends = (*imported, *(other for other in sources().values() if own in other.imports))
     words = (friend.words for friend in friends)
     return source.words.union(*words, _words_of_room(source.room), classes(), LANGUAGE, FOREIGN)
 

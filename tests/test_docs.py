@@ -18,6 +18,7 @@ FOREIGN = {"--save-detailed"}  # an option of `vllm bench serve`
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = [path for path in DOCUMENTS if path.name != "CHANGELOG.md"]  # a changelog speaks of what was
 COLUMNS = 120
+PARSER = build_parsers()[0]
 DECISIONS = sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))
 
 
@@ -47,7 +48,7 @@ def test_commands_parse() -> None:
     commands = [command for path in DOCUMENTS for command in _commands(path.read_text(encoding="utf-8"))]
     assert len(commands) > 20
     for command in commands:
-        build_parsers()[0].parse_args(shlex.split(command, comments=True))
+        PARSER.parse_args(shlex.split(command, comments=True))
 
 
 def _commands(text: str) -> list[str]:
@@ -62,7 +63,7 @@ def test_options_that_are_named_exist(path: Path) -> None:
         file.read_text(encoding="utf-8") for part in ("peers", "clients") for file in ROOT.glob(f"{part}/*.py")
     )
     named = set(re.findall(r"`(--[a-z][a-z-]+)", path.read_text(encoding="utf-8")))
-    unknown = named - _options(build_parsers()[0]) - FOREIGN
+    unknown = named - _options(PARSER) - FOREIGN
     assert not [option for option in unknown if f'"{option}"' not in scripts]
 
 

@@ -33,7 +33,8 @@ from paceline.engine.stepper import Landing
 from paceline.kv.following import Reader
 from paceline.kv.pages import PagePool
 from paceline.runner.lanes import Lanes
-from paceline.runner.rounds.protocol import Chunk, Landed, Offer, Rounds, Seat, Ticket, Times, drafter_of, drafts_trees
+from paceline.runner.rounds.protocol import Chunk, Landed, Offer, Rounds, Seat, Ticket, Times
+from paceline.runner.rounds.traits import drafter_of, drafts_trees
 from paceline.types import Off, OffKind, Rule, Verdict
 
 DEPTH = 1  # steps that may be in flight while the host plans another

@@ -22,7 +22,8 @@ from paceline.engine.host_times import HostTimes
 from paceline.engine.pace import Others, Pace
 from paceline.engine.rests import MAX_REST, PLAIN, Chance, Rests, Trials, rest_after, speeds
 from paceline.engine.sequence import Sequence
-from paceline.runner.rounds.protocol import Rounds, drafter_of, levels_of, longest_draft
+from paceline.runner.rounds.protocol import Rounds
+from paceline.runner.rounds.traits import drafter_of, levels_of, longest_draft
 from paceline.types import Off, OffKind
 
 # Prices (probabilities) that `Ask` carries until some are measured: about those of SmolLM2 on two cores. Without them

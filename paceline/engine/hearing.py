@@ -15,7 +15,8 @@ from collections.abc import Sequence as Seq
 
 from paceline.engine.scheduler import Work
 from paceline.engine.sequence import Sequence
-from paceline.runner.rounds.protocol import Chunk, Rounds, added_by, head_of, held_by
+from paceline.runner.rounds.protocol import Chunk, Rounds
+from paceline.runner.rounds.traits import added_by, head_of, held_by
 
 
 class Hearing:

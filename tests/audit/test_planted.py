@@ -37,8 +37,9 @@ WHERE = {  # under which sampling parameters a bug can show
 def test_a_planted_bug_is_found_and_named(
     bug: str, auditor: Auditor, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    many = [f"{i} {prompt}" for i in range(5) for prompt in PROMPTS]  # wrong penalties show in one answer of 30
-    prompts.write_text("\n".join(many), encoding="utf-8")
+    if bug == "penalties":  # it shows in one answer of 30
+        many = [f"{i} {prompt}" for i in range(5) for prompt in PROMPTS]
+        prompts.write_text("\n".join(many), encoding="utf-8")
     planted.TOKENS[bug](monkeypatch)
     told = auditor("--rule", "coupled")
     found = told.found

@@ -55,6 +55,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("name", BOMBS)
 def test_work_is_bounded(name: str) -> None:
     with pytest.raises(ModelFileError, match=r"was stopped: (it |maximum recursion)"):

@@ -104,9 +104,12 @@ PRESSURE: dict[str, dict[str, Any]] = {
 }
 
 
+LAWS = [("sampled", pressure) for pressure in PRESSURE] + [("greedy", "usual"), ("greedy", "few pages")]
+
+
+@pytest.mark.unwatched
 @pytest.mark.parametrize("inline", [True, False], ids=["inline", "thread"])
-@pytest.mark.parametrize("pressure", PRESSURE)
-@pytest.mark.parametrize("law", ["greedy", "sampled"])
+@pytest.mark.parametrize(("law", "pressure"), LAWS)
 def test_states_are_those_of_the_positions(law: str, pressure: str, inline: bool) -> None:
     reader = Reader(law)
     reader.inline = inline

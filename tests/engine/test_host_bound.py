@@ -80,6 +80,7 @@ def slow(seats: Sequence[Seat]) -> float:
     return 0.8 * MILLISECOND + sum(bool(seat.max_draft) for seat in seats) * MILLISECOND / 42
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("batch", [8, 64])
 @pytest.mark.parametrize(("found", "rate"), [(1.0, 0.0), (0.0, 0.0), (0.3, 0.4), (1.0, 0.2)])
 @pytest.mark.parametrize(("host", "device"), [(slow, flat), (quick, by_rows), (slow, by_rows)])

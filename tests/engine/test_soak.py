@@ -107,6 +107,7 @@ def device_request(random: Random, request: Request) -> Request:
     return replace(request, speculation=speculation)
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("seed", SEEDS)
 def test_soak(seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -114,6 +115,7 @@ def test_soak(seed: int) -> None:
     soak(random, asked, {})
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("seed", SEEDS)
 def test_soak_with_a_device(seed: int) -> None:
     random = np.random.default_rng(seed)

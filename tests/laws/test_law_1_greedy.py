@@ -77,8 +77,8 @@ def test_all_drafters_in_one_batch(backend: str, mix: str) -> None:
     assert (rig.engine.stats.preemptions > 0) == (mix == "few pages")
 
 
-ON_A_DEVICE = [(name, backend) for name in DEVICE_RIGS for backend in ("toy", "compiled")]
-ON_A_DEVICE += [("self", "toy"), ("self", "eager")]
+ON_A_DEVICE = [*((name, "toy") for name in (*DEVICE_RIGS, *SELF)), ("self", "eager")]
+ON_A_DEVICE += under_law.usual_first(*DEVICE_RIGS, backend="compiled")
 
 
 @pytest.mark.parametrize(("name", "backend"), ON_A_DEVICE)

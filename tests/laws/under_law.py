@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from paceline.drafters.prediction import PREDICTION
 from paceline.drafters.registry import REGISTRY
@@ -27,6 +28,8 @@ SCRIPTED: Mapping[str, Mapping[str, Any]] = {
     "bushy-tree": {"wrong": 0.7, "tree": True},
 }
 NAMES = (*REGISTERED, *SCRIPTED)
+# One drafter of each kind at least.
+USUAL = {"noisy", "eagle-tree", *SCRIPTED, *(next(iter(RIGS.get(kind, {})), kind) for kind in KINDS)}
 LOSSLESS = tuple(rule for rule in BUILT_IN if rule.lossless)
 
 PARAMS: Mapping[str, Sequence[SamplingParams]] = {"greedy": GREEDY, "sampled": SAMPLED}
@@ -96,6 +99,13 @@ def made(name: str, backend: str, law: str, count: int = 9) -> Made:
     answers = plain_answers(backend, law, count).items()
     scripts = [[*asked[request_id].prompt, *told.tokens] for (request_id, _), told in answers]
     return scripted(name, scripts)
+
+
+def usual_first(*names: str, backend: str | None = None) -> list[Any]:
+    """Cases of a test, on a backend if one is given. Variants of a kind of drafter that the same law meets elsewhere in
+    `make test` are for `make test-slow`."""
+    place = () if backend is None else (backend,)
+    return [pytest.param(name, *place, marks=() if name in USUAL else pytest.mark.slow) for name in names]
 
 
 def scripted(name: str, scripts: Sequence[Sequence[int]]) -> Made:

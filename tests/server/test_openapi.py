@@ -60,6 +60,7 @@ def post(api: Api, path: str, field: str, value: float) -> tuple[int, str]:
     return response.status_code, error if isinstance(error, str) else error["message"]
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize(("path", "field", "known"), limits(), ids=lambda value: str(value))
 def test_limits_are_those_of_the_server(api: Api, path: str, field: str, known: dict[str, float]) -> None:
     """A value just outside is refused because of its range; one at the edge is not."""

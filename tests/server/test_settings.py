@@ -17,6 +17,7 @@ from paceline.server.gather import gather
 from paceline.server.settings import HELP, HINTS, RELOADABLE, Settings
 
 # A text as in a flag or a variable → what it means.
+PARSER = build_parsers()[0]
 VALUES: dict[str, tuple[str, Any]] = {
     "host": ("0.0.0.0", "0.0.0.0"),
     "port": ("9000", 9000),
@@ -63,7 +64,7 @@ NAMES = [field.name for field in fields(Settings)]
 
 
 def said(*argv: str, environ: dict[str, str] | None = None) -> dict[str, Any]:
-    return options_of(build_parsers()[0].parse_args(["serve", *argv]), environ or {})
+    return options_of(PARSER.parse_args(["serve", *argv]), environ or {})
 
 
 def flag(name: str, text: str) -> list[str]:
@@ -135,7 +136,7 @@ def test_models_and_the_engine_travel_the_same_way(tmp_path: Path) -> None:
 def test_an_empty_list_of_drafters_is_none(text: str, drafters: list[str], tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text(text)
-    args = build_parsers()[0].parse_args(["serve", "--config", str(file)])
+    args = PARSER.parse_args(["serve", "--config", str(file)])
     assert drafters_of(_for_loading(args, options_of(args, {}))) == drafters
 
 

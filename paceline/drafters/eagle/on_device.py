@@ -19,7 +19,8 @@ from paceline.runner.heads.protocol import Head
 from paceline.runner.loading.heads import ReadyHead
 from paceline.runner.loading.memory import memory_for
 from paceline.runner.loading.models import ReadyModel
-from paceline.runner.rounds.protocol import DeviceDrafter, DraftingRound, Seat, held_by
+from paceline.runner.rounds.protocol import DeviceDrafter, DraftingRound, Seat
+from paceline.runner.rounds.traits import held_by
 
 NAME = "eagle"
 MAX_DRAFT = 5  # tokens of a chain

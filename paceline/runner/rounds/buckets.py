@@ -92,7 +92,7 @@ class Drafts:
     longest: int  # tokens
     finds_fewer: bool  # see DeviceDrafter
     plain: bool = False  # True: plain rounds of its sequences are its own, because it reads along
-    whole: bool = False  # True: rounds draft for the longest draft alone, see `protocol.passed_length`
+    whole: bool = False  # True: rounds draft for the longest draft alone, see `traits.passed_length`
     seats: tuple[int, ...] = ()  # sizes of rounds that have such drafts, see `Grid.sizes`; none: all
 
 

@@ -36,25 +36,19 @@ from paceline.runner.rounds.device_state import Changes, DeviceState
 from paceline.runner.rounds.graphs import Graphs, Prepared
 from paceline.runner.rounds.marks import Marks
 from paceline.runner.rounds.parameter_kernels import compile_parameters
-from paceline.runner.rounds.protocol import (
-    NOTHING,
-    Chunk,
-    DeviceDrafter,
-    Landed,
-    Seat,
-    Times,
+from paceline.runner.rounds.protocol import NOTHING, Chunk, DeviceDrafter, Landed, Seat, Times, read_all
+from paceline.runner.rounds.recorder import Recorder
+from paceline.runner.rounds.rules import Judge
+from paceline.runner.rounds.scores import Scorer
+from paceline.runner.rounds.traits import (
     drafter_of,
     drafts_trees,
     head_of,
     held_by,
     passed_length,
-    read_all,
     reads_prediction,
     taps_of,
 )
-from paceline.runner.rounds.recorder import Recorder
-from paceline.runner.rounds.rules import Judge
-from paceline.runner.rounds.scores import Scorer
 from paceline.runner.rounds.upload import MaskTables, Upload, first_masks
 from paceline.runner.rounds.wanted import OFFERED, WantedBuckets, drafts_of, looks_up
 from paceline.sampling.sampler import Sampler

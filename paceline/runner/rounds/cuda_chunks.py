@@ -26,8 +26,9 @@ from paceline.runner.forwards.device_batch import DeviceBatch, Ends, padded_rows
 from paceline.runner.rounds.cuda_draft import on_cuda
 from paceline.runner.rounds.cuda_states import PromptStates
 from paceline.runner.rounds.device_state import DeviceState
-from paceline.runner.rounds.protocol import NOTHING, Chunk, DeviceDrafter, Landed, read_all, taps_of
+from paceline.runner.rounds.protocol import NOTHING, Chunk, DeviceDrafter, Landed, read_all
 from paceline.runner.rounds.scores import Report, Scorer, SeatScores, Verified
+from paceline.runner.rounds.traits import taps_of
 from paceline.runner.rounds.upload import Upload, download
 
 SCORED_ROWS = 256  # rows of a prompt whose logits are in memory at once: 128 MiB for a vocabulary of 128,000

@@ -23,8 +23,8 @@ from paceline.runner.rounds.alignment import places
 from paceline.runner.rounds.buckets import Bucket
 from paceline.runner.rounds.cuda_growth import CudaGrowth
 from paceline.runner.rounds.device_state import DeviceState
-from paceline.runner.rounds.protocol import SPARE_STATES
 from paceline.runner.rounds.rules import RoundRules
+from paceline.runner.rounds.traits import SPARE_STATES
 
 ASKED = 4  # numbers that the host sends for each seat
 

@@ -34,19 +34,12 @@ from paceline.runner.rounds.buckets import Bucket
 from paceline.runner.rounds.cuda_draft import ASKED, CudaDraft
 from paceline.runner.rounds.device_state import DeviceState
 from paceline.runner.rounds.outcomes import MAX_IN_FLIGHT, Fetched, Outcomes
-from paceline.runner.rounds.protocol import (
-    SPARE_OFFERED,
-    DeviceDrafter,
-    Seat,
-    drafts_trees,
-    taps_of,
-    threshold_of,
-    write_offer,
-)
+from paceline.runner.rounds.protocol import SPARE_OFFERED, DeviceDrafter, Seat, write_offer
 from paceline.runner.rounds.recorder import Recorder
 from paceline.runner.rounds.round_states import RoundStates
 from paceline.runner.rounds.rules import Judge
 from paceline.runner.rounds.scores import Pairs, Verified, score_new
+from paceline.runner.rounds.traits import drafts_trees, taps_of, threshold_of
 from paceline.runner.rounds.upload import MaskTable, download
 from paceline.sampling.words import MaskSheet
 

@@ -14,7 +14,8 @@ from paceline.kernels.states_reference import HeldStates, Taken
 from paceline.runner.forwards.device_batch import DeviceBatch, padded_rows
 from paceline.runner.heads.cuda import CudaHead
 from paceline.runner.rounds.device_state import DeviceState
-from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, head_of
+from paceline.runner.rounds.protocol import Chunk, DeviceDrafter
+from paceline.runner.rounds.traits import head_of
 from paceline.runner.rounds.upload import Upload
 
 

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from paceline.kernels import edit_reference, score_reference
 from paceline.kernels import round_reference as ops
-from paceline.kernels import tree_reference as tree_ops
 from paceline.kernels.base import Batch, Forward, Output
 from paceline.kernels.edit_reference import RowMasks
 from paceline.kernels.offer_reference import HEADER, offer
 from paceline.runner.rounds.device_state import Changes, DeviceState
+from paceline.runner.rounds.portable_accept import PortableAccept
 from paceline.runner.rounds.portable_heads import PortableStates
 from paceline.runner.rounds.portable_round import PortableRound
 from paceline.runner.rounds.portable_rows import PortableRows
@@ -32,17 +32,12 @@ from paceline.runner.rounds.protocol import (
     Seat,
     Ticket,
     Times,
-    drafter_of,
-    drafts_trees,
-    longest_draft,
-    read_all,
-    reads_prediction,
-    taps_of,
     write_offer,
 )
 from paceline.runner.rounds.round_states import RoundStates
 from paceline.runner.rounds.rules import Judge, RoundRules, judged
-from paceline.runner.rounds.scores import Report, Scorer, Verified
+from paceline.runner.rounds.scores import Report, Scorer
+from paceline.runner.rounds.traits import drafter_of, drafts_trees, longest_draft, reads_prediction, taps_of
 from paceline.runner.rounds.upload import Upload, download, first_masks
 from paceline.runner.vocabulary import fit_tokens
 from paceline.sampling.sampler import Sampler
@@ -87,6 +82,7 @@ class PortableRounds:
         self._upload = Upload(self._state.device)
         self._rows = PortableRows(self._state)
         self._scorer = Scorer(self._state, score_reference)
+        self._settle = PortableAccept(self._state, self._scorer, forward.kv)
         self._states = PortableStates(forward, self._state, self.drafters, max_draft=max_draft)
 
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler, prediction: Sequence[int] = ()) -> None:
@@ -329,8 +325,16 @@ class PortableRounds:
         row_starts = self._row_starts(step.drafted)
         longest = max(step.drafted)
         out = torch.zeros((len(seats), 4 + (4 if tree else 2) * longest), dtype=torch.int32, device=lanes.device)
-        given = {"row_starts": row_starts, "verdicts": verdicts}
-        landed = self._settle(lanes, output.logits, targets, out=out, tree=tree, **given)
+        landed = self._settle(
+            lanes,
+            output.logits,
+            targets,
+            out=out,
+            row_starts=row_starts,
+            verdicts=verdicts,
+            tree=tree,
+            synthetic_acceptance=self.synthetic_acceptance,
+        )
         read = self._rows.ints([0 if seat.offer else seat.max_draft for seat in seats])
         held = {"seats": lanes, "starts": row_starts, "outcomes": out, "read": read}
         self._states.hold(step.drafter, output.features, tree=tree, **held)
@@ -340,63 +344,6 @@ class PortableRounds:
 
     def _row_starts(self, drafted: Sequence[int]) -> Tensor:
         return self._rows.ints([0, *itertools.accumulate(1 + count for count in drafted)])
-
-    def _settle(
-        self,
-        seats: Tensor,
-        logits: Tensor,
-        targets: Tensor,
-        *,
-        out: Tensor,
-        row_starts: Tensor | None = None,
-        roots: Tensor | None = None,
-        verdicts: Tensor | None = None,
-        tree: bool = False,
-    ) -> list[Landed]:
-        """Accept, advance the lengths, and return the outcomes, with scores by the raw logits [rows, vocab]. `out` gets
-        the reports of `accept`, or of `tree_accept`."""
-        if not len(seats):
-            return []
-        if tree:
-            assert row_starts is not None
-            self._accept_trees(seats, row_starts, targets, verdicts, out)
-        else:
-            ops.accept(
-                self._state,
-                seats=seats,
-                targets=targets,
-                out=out,
-                row_starts=row_starts,
-                roots=roots,
-                verdicts=verdicts,
-                synthetic_acceptance=self.synthetic_acceptance,
-            )
-        if self._state.marks.shape[1]:
-            edit_reference.count(self._state, seats=seats, outcomes=out)
-        landed = read_all(out.tolist(), tree=tree)
-        starts = roots if row_starts is None else row_starts
-        assert starts is not None
-        scores = self._scorer.score_seats(seats.tolist(), Verified(logits, out, seats, starts, seats, tree=tree))
-        if scores is not None:
-            scores.attach(landed)
-        return landed
-
-    def _accept_trees(
-        self, seats: Tensor, row_starts: Tensor, targets: Tensor, verdicts: Tensor | None, out: Tensor
-    ) -> None:
-        """Accept paths of trees, and move their keys and values into place."""
-        tree_ops.tree_accept(
-            self._state,
-            seats=seats,
-            row_starts=row_starts,
-            targets=targets,
-            out=out,
-            verdicts=verdicts,
-            synthetic_acceptance=self.synthetic_acceptance,
-        )
-        source, target = tree_ops.tree_moves(self._state, seats=seats, out=out)
-        moved = source != target
-        self._forward.kv.move(source[moved].tolist(), target[moved].tolist())
 
     def _run(self, forward: Forward, batch: Batch) -> Output:
         vocab_size = self._forward.vocab_size

@@ -13,7 +13,8 @@ from paceline.kernels import states_reference as states
 from paceline.kernels.base import PAGE_SIZE, Batch, Forward
 from paceline.runner.heads.protocol import Head, HeadForward
 from paceline.runner.rounds.device_state import DeviceState
-from paceline.runner.rounds.protocol import DeviceDrafter, added_by, head_of, held_by, taps_of
+from paceline.runner.rounds.protocol import DeviceDrafter
+from paceline.runner.rounds.traits import added_by, head_of, held_by, taps_of
 
 
 class PortableStates:

@@ -14,8 +14,9 @@ from paceline.kernels.base import Forward
 from paceline.kernels.lookup_reference import lookup
 from paceline.runner.heads.protocol import Head, HeadForward
 from paceline.runner.rounds.portable_growth import PortableGrowth
-from paceline.runner.rounds.protocol import DeviceDrafter, Seat, passed_length, threshold_of
+from paceline.runner.rounds.protocol import DeviceDrafter, Seat
 from paceline.runner.rounds.rules import RoundRules
+from paceline.runner.rounds.traits import passed_length, threshold_of
 from paceline.runner.vocabulary import fit_logits
 
 if TYPE_CHECKING:

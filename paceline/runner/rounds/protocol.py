@@ -21,7 +21,7 @@ lane's part of the page table, or to the scratch page.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -39,7 +39,6 @@ from paceline.sampling.words import Branch, MaskSheet
 from paceline.types import Logprob
 
 SPARE_OFFERED = 8  # tokens of an offer behind its draft, in which a device looks for its place after an edit
-SPARE_STATES = 32  # positions that a sequence may decode without a draft before its head must read their states
 Ticket = Any
 """The handle that a `launch` returns for its `collect`."""
 
@@ -284,7 +283,7 @@ class DeviceDrafter(Protocol):
     - `threshold(seat)`: confidence below which the draft of a seat ends, see `DraftingRound.append`;
     - `levels(count)`: levels of a draft of at most `count` tokens;
     - `sized(seats, most)`: the drafter of rounds with so many seats and drafts of at most `most` tokens, see
-      `drafter_of`; `tree`, `max_draft`, `levels`, `threshold` and `draft` are then those of this one;
+      `traits.drafter_of`; `tree`, `max_draft`, `levels`, `threshold` and `draft` are then those of this one;
     - `tree`: True if it drafts trees, always of as many tokens as it can. It then writes the parent of each token to
       `state.parents[lane, i]`, parents before children (see Draft). The round moves keys and values of the accepted
       path into place for the target alone: a `reader` that drafts trees must read that path again before it drafts."""
@@ -310,72 +309,6 @@ def write_offer(row: np.ndarray, offer: Offer, *, most: int) -> None:
     Offered tokens for which the row has no room are left out."""
     count = min(len(offer.tokens), len(row) - HEADER)
     row[: HEADER + count] = most, offer.start, count, offer.near, *offer.tokens[:count]
-
-
-def taps_of(drafter: DeviceDrafter) -> Sequence[int]:
-    """Return the places of the target whose hidden states a drafter reads."""
-    taps: Sequence[int] = getattr(drafter, "taps", ())
-    return taps
-
-
-def reads_prediction(drafter: DeviceDrafter) -> bool:
-    """Tell whether a drafter needs the requests' predictions on the device."""
-    reads: bool = getattr(drafter, "reads_prediction", False)
-    return reads
-
-
-def head_of(drafter: DeviceDrafter) -> Head | None:
-    """Return the head of a drafter that has one."""
-    head: Head | None = getattr(drafter, "head", None)
-    return head
-
-
-def drafter_of(drafter: DeviceDrafter | None, seats: int, most: int) -> DeviceDrafter | None:
-    """Return the drafter of rounds with `seats` seats and drafts of at most `most` tokens: `drafter` itself, unless it
-    has several."""
-    sized: Callable[[int, int], DeviceDrafter] | None = getattr(drafter, "sized", None)
-    return drafter if sized is None else sized(seats, most)
-
-
-def longest_draft(drafter: DeviceDrafter, most: int) -> int:
-    """Return the tokens of a drafter's longest draft in rounds whose drafts have at most `most`."""
-    return min(most, getattr(drafter, "max_draft", most))
-
-
-def passed_length(drafter: DeviceDrafter | None, length: int, most: int) -> int:
-    """Return the tokens for which a round with drafts of at most `most` drafts, if its longest draft may have `length`.
-
-    Trees are drafted whole: few of their tokens take as many passes, and need the same kernels and graphs."""
-    if not length or drafter is None:
-        return length
-    longest = longest_draft(drafter, most)
-    return longest if drafts_trees(drafter) else min(length, longest)
-
-
-def levels_of(drafter: DeviceDrafter | None, length: int, most: int) -> int:
-    """Return the levels of a draft of `length` tokens in such a round."""
-    if drafter is None or not hasattr(drafter, "levels"):
-        return length
-    return min(length, int(drafter.levels(passed_length(drafter, length, most))))
-
-
-def added_by(drafter: DeviceDrafter, most: int) -> int:
-    """Return how many positions a round with a drafter's draft adds to a sequence, at most."""
-    return 1 + levels_of(drafter, longest_draft(drafter, most), most)
-
-
-def held_by(drafter: DeviceDrafter, most: int) -> int:
-    """Return for how many positions of a sequence rounds hold hidden states that a drafter has not read."""
-    return added_by(drafter, most) + SPARE_STATES
-
-
-def threshold_of(drafter: DeviceDrafter, seat: Seat) -> float:
-    """Return the confidence below which the draft of a seat ends; 0: never."""
-    return float(drafter.threshold(seat)) if hasattr(drafter, "threshold") else 0.0
-
-
-def drafts_trees(drafter: DeviceDrafter | None) -> bool:
-    return getattr(drafter, "tree", False)
 
 
 def read_all(rows: Sequence[Sequence[int]], *, tree: bool = False) -> list[Landed]:

@@ -15,18 +15,10 @@ from typing import NamedTuple
 from paceline.kernels.edit_reference import Edits
 from paceline.runner.rounds.buckets import Bucket, Drafts, Grid, judged_count
 from paceline.runner.rounds.device_state import edits_of
-from paceline.runner.rounds.protocol import (
-    DeviceDrafter,
-    Landed,
-    Seat,
-    drafter_of,
-    drafts_trees,
-    longest_draft,
-    passed_length,
-    taps_of,
-)
+from paceline.runner.rounds.protocol import DeviceDrafter, Landed, Seat
 from paceline.runner.rounds.rules import judged
 from paceline.runner.rounds.scores import Scorer
+from paceline.runner.rounds.traits import drafter_of, drafts_trees, longest_draft, passed_length, taps_of
 from paceline.sampling.sampler import Sampler
 
 DECAY = 0.9  # weight of the past in running averages of drafts

@@ -16,12 +16,14 @@ from paceline.drafters.eagle.on_device import TREE_SEATS, EagleOnDevice, drafter
 from paceline.engine.governor import PRIOR_ROW_PRICE
 from paceline.engine.scheduler import Work
 from paceline.errors import InvalidRequest
-from paceline.runner.rounds.protocol import Seat, added_by, drafter_of, drafts_trees, longest_draft
+from paceline.runner.rounds.protocol import Seat
+from paceline.runner.rounds.traits import added_by, drafter_of, drafts_trees, longest_draft
 from paceline.types import OFF, Request, Rule, SamplingParams, Speculation
 from tests.rig import EagleMade, Rig, build
 from tests.runs import plain, prompt, run, tokens_of
 from tests.tiny_models import TARGET
 
+SEEDED = {"temperature": 0.9, "seed": 3}
 FIXED = {"fixed_draft": True, "max_draft": 5, "max_draft_batch": 8}
 Drafts = dict[tuple[int, ...], tuple[int, ...]]  # committed tokens → the draft after them
 
@@ -60,7 +62,7 @@ def device_drafts(rig: Rig, asked: Sequence[Request]) -> Drafts:
     return found
 
 
-@pytest.mark.parametrize("params", [{}, {"temperature": 0.9, "seed": 3}, {"temperature": 1.0, "seed": 5, "top_k": 20}])
+@pytest.mark.parametrize("params", [{}, SEEDED, {"temperature": 1.0, "seed": 5, "top_k": 20}])
 @pytest.mark.parametrize("made", [EagleMade(draft_vocab=40), EagleMade(min_confidence=0.05)], ids=["fixed", "ending"])
 def test_drafts_are_those_of_the_host(made: EagleMade, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts come in several chunks, and sequences come and go."""
@@ -160,9 +162,10 @@ def first_path(draft: Draft) -> tuple[int, ...]:
     return tuple(tokens)
 
 
-@pytest.mark.parametrize("backend", ["toy", "compiled"])
-@pytest.mark.parametrize("params", [{}, {"temperature": 0.9, "seed": 3}])
-@pytest.mark.parametrize("branches", [2, 3])
+@pytest.mark.parametrize(
+    ("branches", "params", "backend"),
+    [(2, {}, "toy"), (3, SEEDED, "toy"), (3, {}, "compiled"), (2, SEEDED, "compiled")],
+)
 def test_the_best_path_of_a_tree_is_the_chain(branches: int, params: dict[str, Any], backend: str) -> None:
     """So rows of a tree see what rows of a chain see. Other nodes are other children of the same rows."""
     asked = [ask("a", **params), ask("bb", 70, tokens=24, **params), ask("ccc", 7, tokens=18, **params)]
@@ -191,7 +194,7 @@ def test_the_best_path_of_a_tree_is_the_chain(branches: int, params: dict[str, A
     assert any(not draft.is_chain for draft in trees.values())
 
 
-@pytest.mark.parametrize("params", [{}, {"temperature": 0.9, "seed": 3}])
+@pytest.mark.parametrize("params", [{}, SEEDED])
 def test_few_sequences_get_trees_and_more_of_them_chains(params: dict[str, Any]) -> None:
     """Six sequences end one after the other. Drafts of other shapes follow each other, and texts stay the same."""
     asked = [ask("abcdef"[: i + 1], 12 + 5 * i, tokens=14 + 9 * i, **params) for i in range(6)]

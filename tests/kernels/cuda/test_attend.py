@@ -196,10 +196,14 @@ def test_a_path_of_a_tree_is_a_chain_bit_by_bit(window, dtype, device):
     assert torch.equal(path, tree[[0, 1, 3]])
 
 
-@pytest.mark.parametrize("start", [27, 31, 45, 62])
-@pytest.mark.parametrize(
-    "shape", [(-1,) * 8, (-1, -1, 1, 0, 2, 4, 5, 3), (-1, 0, 1, 2, 3, 4, 5, 5), (-1, 0, 0, 1, 1, 2)]
-)
+BRANCHINGS = [(-1,) * 8, (-1, -1, 1, 0, 2, 4, 5, 3), (-1, 0, 1, 2, 3, 4, 5, 5), (-1, 0, 0, 1, 1, 2)]
+PLACES = [27, 31, 45, 62]
+PLANTED = list(product(BRANCHINGS, PLACES))
+if not ON_GPU:  # each shape at two places, each place with two shapes
+    PLANTED = [(shape, PLACES[(at + by) % 4]) for at, shape in enumerate(BRANCHINGS) for by in (0, 1)]
+
+
+@pytest.mark.parametrize(("shape", "start"), PLANTED)
 def test_every_path_of_a_tree_is_a_chain_bit_by_bit(shape, start, dtype, device):
     """Many leaves, and long paths across the end of a tile or split."""
     scene, attention, works = Scene((2, 1, 16), dtype, device), made(device), (share(2, start, 1, *shape), DECODE)

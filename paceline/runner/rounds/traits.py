@@ -1,0 +1,79 @@
+"""What a drafter inside rounds is and may do: questions about a `DeviceDrafter`, answered from its optional attributes.
+
+Rounds and the engine ask here alone, so that what a missing attribute means is said once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from paceline.runner.heads.protocol import Head
+from paceline.runner.rounds.protocol import DeviceDrafter, Seat
+
+SPARE_STATES = 32  # positions that a sequence may decode without a draft before its head must read their states
+
+
+def taps_of(drafter: DeviceDrafter) -> Sequence[int]:
+    """Return the places of the target whose hidden states a drafter reads."""
+    taps: Sequence[int] = getattr(drafter, "taps", ())
+    return taps
+
+
+def reads_prediction(drafter: DeviceDrafter) -> bool:
+    """Tell whether a drafter needs the requests' predictions on the device."""
+    reads: bool = getattr(drafter, "reads_prediction", False)
+    return reads
+
+
+def head_of(drafter: DeviceDrafter) -> Head | None:
+    """Return the head of a drafter that has one."""
+    head: Head | None = getattr(drafter, "head", None)
+    return head
+
+
+def drafter_of(drafter: DeviceDrafter | None, seats: int, most: int) -> DeviceDrafter | None:
+    """Return the drafter of rounds with `seats` seats and drafts of at most `most` tokens: `drafter` itself, unless it
+    has several."""
+    sized: Callable[[int, int], DeviceDrafter] | None = getattr(drafter, "sized", None)
+    return drafter if sized is None else sized(seats, most)
+
+
+def longest_draft(drafter: DeviceDrafter, most: int) -> int:
+    """Return the tokens of a drafter's longest draft in rounds whose drafts have at most `most`."""
+    return min(most, getattr(drafter, "max_draft", most))
+
+
+def passed_length(drafter: DeviceDrafter | None, length: int, most: int) -> int:
+    """Return the tokens for which a round with drafts of at most `most` drafts, if its longest draft may have `length`.
+
+    Trees are drafted whole: few of their tokens take as many passes, and need the same kernels and graphs."""
+    if not length or drafter is None:
+        return length
+    longest = longest_draft(drafter, most)
+    return longest if drafts_trees(drafter) else min(length, longest)
+
+
+def levels_of(drafter: DeviceDrafter | None, length: int, most: int) -> int:
+    """Return the levels of a draft of `length` tokens in such a round."""
+    if drafter is None or not hasattr(drafter, "levels"):
+        return length
+    return min(length, int(drafter.levels(passed_length(drafter, length, most))))
+
+
+def added_by(drafter: DeviceDrafter, most: int) -> int:
+    """Return how many positions a round with a drafter's draft adds to a sequence, at most."""
+    return 1 + levels_of(drafter, longest_draft(drafter, most), most)
+
+
+def held_by(drafter: DeviceDrafter, most: int) -> int:
+    """Return for how many positions of a sequence rounds hold hidden states that a drafter has not read."""
+    return added_by(drafter, most) + SPARE_STATES
+
+
+def threshold_of(drafter: DeviceDrafter, seat: Seat) -> float:
+    """Return the confidence below which the draft of a seat ends; 0: never."""
+    return float(drafter.threshold(seat)) if hasattr(drafter, "threshold") else 0.0
+
+
+def drafts_trees(drafter: DeviceDrafter | None) -> bool:
+    return getattr(drafter, "tree", False)
