@@ -51,6 +51,15 @@ class Draft:
             paths.append((*paths[parent + 1], token))
         return paths[1:]
 
+    @property
+    def own_confidence(self) -> list[float]:
+        """Confidence in each token alone, given that the path before it is right; empty if nothing is known of it."""
+        if not self.confidence:
+            return [] if self.probs is None else self.probs[range(len(self.tokens)), list(self.tokens)].tolist()
+        reached = (*self.confidence, 1.0)  # the last one is that of the root, whose index is -1
+        pairs = zip(self.confidence, self.parents or range(-1, len(self.tokens) - 1), strict=True)
+        return [min(1.0, each / reached[parent]) if reached[parent] else 0.0 for each, parent in pairs]
+
     def problem(self, *, vocab_size: int, max_length: int) -> str | None:
         """Say why this draft cannot be verified. None: it can. Drafters are not trusted: law 8 of docs/drafters.md."""
         if not isinstance(self.tokens, tuple) or not isinstance(self.parents, tuple):

@@ -21,10 +21,12 @@ from paceline.models.advice import GENERATION
 from paceline.rules import BUILT_IN, Rule
 from paceline.sizes import parse_size
 from paceline.types import Grammar, SamplingParams, Speculation
+from paceline.work_kinds import WorkKind
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
 
+LOSSY = ", ".join(rule for rule in BUILT_IN if not rule.lossless)
 FORMATS = ("auto", "native", "fp32", "bf16", "fp8", "int8", "int4", "int4-all")
 
 ENGINE_HELP = {
@@ -106,11 +108,14 @@ def add_answer_options(parser: ArgumentParser, *, max_tokens: int) -> None:
         type=rule,
         default=Rule.COUPLED,
         metavar="RULE",
-        help=f"how drafts are accepted: {', '.join(BUILT_IN)}, or a rule of an installed package; threshold and "
-        "typical change the text (default: coupled)",
+        help=f"how drafts are accepted: {', '.join(BUILT_IN)}, or a rule of an installed package; {LOSSY} "
+        "change the text (default: coupled)",
     )
     group.add_argument(
-        "--threshold", type=float, metavar="X", help="how likely a token must be, of threshold and typical"
+        "--threshold",
+        type=threshold,
+        metavar="X|KIND",
+        help=f"how likely a token must be, of {LOSSY}: a number, or a kind of work: {', '.join(WorkKind)}",
     )
     group.add_argument("--p-min", type=float, metavar="X", help="a draft ends when its confidence falls below this")
     group = parser.add_argument_group("sampling (`paceline inspect` says what the model's authors advise)")
@@ -221,6 +226,22 @@ def rule(text: str) -> Rule:
         return Rule(text)
     except InvalidRequest as error:
         raise ArgumentTypeError(str(error)) from None
+
+
+def threshold(text: str) -> float | WorkKind:
+    """A threshold of a lossy rule: a kind of work, or a number in (0, 1]."""
+    if text in {*WorkKind}:
+        return WorkKind(text)
+    try:
+        check_number("threshold", float(text), 0, 1, open_low=True)
+    except (ValueError, InvalidRequest):
+        kinds = ", ".join(WorkKind)
+        raise ArgumentTypeError(f"a number in (0, 1], or one of {kinds} is needed, not {text!r}") from None
+    return float(text)
+
+
+def thresholds(text: str) -> tuple[float | WorkKind, ...]:
+    return tuple(threshold(word) for word in text.split(","))
 
 
 def count(text: str) -> int:

@@ -1,0 +1,57 @@
+"""Kinds of work, each with the threshold of lossy rules that suits it, and how a request's kind is detected.
+
+A kind is a preset and nothing else: the engine judges by the number behind it. `auto` stands for the kind that
+`detect_kind` finds where a request is made; no request reaches an engine with it.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+TEXT_END = 8_000  # characters at the beginning and at the end of a text that are looked at
+MIN_CODE_LINES = 3  # lines that look like code, and
+MIN_CODE_SHARE = 0.2  # their share of all lines, from which on a text is code
+MIN_CODE_WORDS = 2  # different words of programmers that make a text one about code
+
+_CODE_LINE = re.compile(
+    r"\s*(def |class |import |from \S+ import |return\b|#include|function |const |let |var |public |private |fn |@\w)"
+    r"|.*[;{}]\s*$|\s*(if|for|while|else|try|except|with)\b.*:\s*$"
+)
+_CODE_WORD = re.compile(
+    r"\b(code|coding|program|programming|programmer|function|python|javascript|typescript|java|rust|golang|c\+\+|sql|"
+    r"bash|html|css|algorithm|compiler|debug|refactor|unit tests?|stack trace|regex|api|class|method|repository)\b",
+    re.IGNORECASE,
+)
+
+
+class WorkKind(StrEnum):
+    """What an answer is expected to be."""
+
+    CODE = "code"
+    JSON = "json"
+    NARRATIVE = "narrative"
+    AUTO = "auto"  # not known yet: see `detect_kind`
+
+    @property
+    def threshold(self) -> float:
+        """How likely a drafted token must be. A wrong token breaks a program, and only colours a story."""
+        return {WorkKind.CODE: 0.75, WorkKind.JSON: 0.65, WorkKind.NARRATIVE: 0.5}[self]
+
+
+def detect_kind(text: str, *, structured: bool) -> WorkKind:
+    """Detect the kind of work from the text of a request. `structured`: it has a grammar, a format or tools."""
+    if structured:
+        return WorkKind.JSON
+    seen = text if len(text) <= 2 * TEXT_END else f"{text[:TEXT_END]}\n{text[-TEXT_END:]}"
+    return WorkKind.CODE if "```" in seen or _has_code(seen) or _asks_for_code(seen) else WorkKind.NARRATIVE
+
+
+def _has_code(text: str) -> bool:
+    lines = [line for line in text.splitlines() if line.strip()]
+    code = sum(_CODE_LINE.match(line) is not None for line in lines)
+    return code >= max(MIN_CODE_LINES, MIN_CODE_SHARE * len(lines))
+
+
+def _asks_for_code(text: str) -> bool:
+    return len({word.lower() for word in _CODE_WORD.findall(text)}) >= MIN_CODE_WORDS
