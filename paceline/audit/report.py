@@ -64,6 +64,8 @@ def _verdict(found: Findings) -> str:
         return f"CHANGED: {counted}; {answers['structural']} differ by more than arithmetic, which is a bug"
     if failed:
         return f"CHANGED: {len(failed)} of {len(found.tests)} distribution tests fail; {counted}"
+    if not answers["compared"]:
+        return "NOTHING COMPARED: every rule was lossy, so that no answer had to be identical to plain decoding"
     if not found.drafted:
         return f"NOTHING SHOWN: {counted}, but no token was drafted"
     if answers["near_tie"]:
