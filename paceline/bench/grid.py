@@ -18,7 +18,7 @@ from paceline.audit.degeneration import degeneration
 from paceline.bench.offline import Cell, Turn, take_turn
 from paceline.bench.workloads import BenchPrompt
 from paceline.engine.engine import Engine
-from paceline.types import Finish, Speculation
+from paceline.types import Finish, Rule, Speculation
 
 Record = dict[str, Any]
 PLAIN, DEFAULT = "plain", "default"
@@ -79,15 +79,15 @@ class Asked:
         return (number * size + size - 1) // len(self.prompts)
 
 
-def arms(drafters: Sequence[str], drafts: Sequence[int], place: Place) -> list[Cell]:
+def arms(drafters: Sequence[str], drafts: Sequence[int], place: Place, *, rule: Rule = Rule.COUPLED) -> list[Cell]:
     """The arms of a place: plain, the default, and each drafter with drafts of each fixed length."""
     batch, temperature = place.batch, place.temperature
     fixed = [
-        Cell(batch, temperature, Speculation(drafter=drafter, max_draft=draft), drafter, fixed=True)
+        Cell(batch, temperature, Speculation(drafter=drafter, max_draft=draft, rule=rule), drafter, fixed=True)
         for drafter in drafters
         for draft in drafts
     ]
-    return [Cell(batch, temperature), Cell(batch, temperature, Speculation(), DEFAULT), *fixed]
+    return [Cell(batch, temperature), Cell(batch, temperature, Speculation(rule=rule), DEFAULT), *fixed]
 
 
 def in_order(kinds: Sequence[Kind], batches: Sequence[int], temperatures: Sequence[float]) -> list[Place]:
@@ -122,18 +122,25 @@ def _outside_in(values: Sequence[int]) -> list[int]:
 
 
 def measure_place(
-    engine: Engine, place: Place, cells: Sequence[Cell], asked: Asked, *, rounds: int, tick: Callable[[], None]
+    engine: Engine,
+    place: Place,
+    cells: Sequence[Cell],
+    asked: Asked,
+    *,
+    rounds: int,
+    ignore_eos: bool = False,
+    tick: Callable[[], None] = lambda: None,
 ) -> Record:
     """Decode `rounds` batches with all arms, and return what they took. `tick` is called after each round."""
     began = time.monotonic()
     for cell in cells:
-        take_turn(engine, cell, *asked.batch(0, place.batch), number=-1)
+        take_turn(engine, cell, *asked.batch(0, place.batch), number=-1, ignore_eos=ignore_eos)
     turns: dict[Cell, list[Turn]] = {cell: [] for cell in cells}
     for number in range(rounds):
         gc.collect()  # now, rather than during a turn
         batch, salt = asked.batch(number, place.batch), asked.turn_through(number, place.batch)
         for cell in cells if number % 2 == 0 else reversed(cells):
-            turns[cell].append(take_turn(engine, cell, *batch, number=salt))
+            turns[cell].append(take_turn(engine, cell, *batch, number=salt, ignore_eos=ignore_eos))
         tick()
     return {
         "kind": place.kind.name,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,7 @@ def geometric_ratio(ratios: Sequence[float], *, comparisons: int = 1) -> Ratio |
     return Ratio(value, value / float(np.exp(half)), value * float(np.exp(half)), units)
 
 
+@cache
 def student_quantile(probability: float, freedom: int) -> float:
     """Quantile of Student's distribution. With t = √freedom · tan θ its density is cos^(freedom - 1) θ, which is
     summed over a fine grid of angles."""

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.interrupts import interrupted_status
-from paceline.cli.options import load
+from paceline.cli.options import given, load
 from paceline.cli.progress import Progress, progress_bar
 from paceline.cli.prompts_and_results import check_places, data_of
+from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 Encode = Callable[["LLM", "Sequence[BenchPrompt]", Namespace], "tuple[list[BenchPrompt], list[tuple[int, ...]]]"]
 Record = dict[str, Any]
+BY_BATCH = ("max_sequences", "max_draft")  # options of the engine that follow from the batch sizes and drafts asked for
 
 
 def run(args: Namespace, *, encode: Encode) -> int:
@@ -89,12 +91,20 @@ def _kinds(args: Namespace) -> tuple[list[Kind], list[tuple[str, str]]]:
 def _measurement(llm: LLM, args: Namespace, encode: Encode, progress: Progress) -> Callable[[Place], Record]:
     from paceline.bench.grid import arms, measure_place
 
+    # Each kind is read and tokenised once.
     asked = cache(lambda kind: _asked(llm, kind, args, encode))
 
     def measure(place: Place) -> Record:
         progress.phase(place.name, unit="rounds", total=args.rounds)
-        cells = arms(list(llm.parts.drafters), args.draft, place)
-        return measure_place(llm.engine, place, cells, asked(place.kind), rounds=args.rounds, tick=progress.count)
+        return measure_place(
+            llm.engine,
+            place,
+            arms(list(llm.parts.drafters), args.draft, place, rule=args.rule),
+            asked(place.kind),
+            rounds=args.rounds,
+            ignore_eos=args.ignore_eos,
+            tick=progress.count,
+        )
 
     return measure
 
@@ -120,13 +130,15 @@ def _setup(args: Namespace, llm: LLM) -> Record:
 
     from paceline.bench.machine import describe
 
-    names = ("count", "max_tokens", "input_tokens", "seed", "rounds", "raw")
+    names = ("count", "max_tokens", "input_tokens", "seed", "rounds", "rule", "raw", "ignore_eos", "threads")
+    engine = {name: value for name, value in given(args, EngineConfig).items() if name not in BY_BATCH}
     return {
         "target": args.target,
         "how": llm.parts.target.why,
         "drafters": {name: made.how for name, made in llm.parts.drafters.items()},
         "draft": list(args.draft),
         **{name: getattr(args, name) for name in names},
+        "engine": engine,
         "data": None if (data := data_of(args)) is None else str(data),
         "machine": describe(torch.device(llm.parts.target.device)),
     }

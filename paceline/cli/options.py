@@ -124,7 +124,7 @@ def add_answer_options(parser: ArgumentParser, *, max_tokens: int) -> None:
 
 
 def engine_config(args: Namespace, *, device: str = "cpu") -> EngineConfig:
-    return EngineConfig.of(device=device, **_given(args, EngineConfig))
+    return EngineConfig.of(device=device, **given(args, EngineConfig))
 
 
 def drafters_of(args: Namespace) -> list[str]:
@@ -144,7 +144,7 @@ def load(
 
     check_rules(_rules(args), device=args.device)
     words = drafters_of(args) if drafters else []
-    options = _given(args, EngineConfig)
+    options = given(args, EngineConfig)
     with progress_bar(f"loading {Path(args.target).name}") as shown:
         latest = (0, 0)  # bytes
 
@@ -173,7 +173,7 @@ def load(
 
 
 def sampling_of(args: Namespace, default: SamplingParams) -> SamplingParams:
-    return replace(default, **_given(args, SamplingParams))
+    return replace(default, **given(args, SamplingParams))
 
 
 def speculation_of(args: Namespace) -> Speculation:
@@ -195,7 +195,7 @@ def _rules(args: Namespace) -> list[Rule]:
     return [given] if isinstance(given, Rule) else given
 
 
-def _given(args: Namespace, cls: type[Any]) -> dict[str, Any]:
+def given(args: Namespace, cls: type[Any]) -> dict[str, Any]:
     """Fields of `cls` that the user gave; the others keep their defaults."""
     values = {field.name: getattr(args, field.name, None) for field in fields(cls)}
     return {name: value for name, value in values.items() if value is not None}
