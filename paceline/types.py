@@ -25,7 +25,7 @@ from paceline.checks import (
 from paceline.errors import InvalidRequest, UnknownOption
 from paceline.rules import Rule as Rule  # a noun of requests too
 from paceline.rules import with_threshold
-from paceline.work_kinds import WorkKind
+from paceline.work_kinds import WorkKind, read_threshold
 
 MAX_LOGPROBS = 100  # alternatives to report for a token
 MAX_SAMPLES = 128  # answers to one prompt
@@ -300,23 +300,12 @@ class Speculation:
         if self.p_min is not None:
             check_number("p_min", self.p_min, 0, 1)
         if self.threshold is not None:
-            self._check_threshold()
-
-    def _check_threshold(self) -> None:
-        if isinstance(self.threshold, str) and self.threshold in {*WorkKind}:
-            object.__setattr__(self, "threshold", WorkKind(self.threshold))
-        elif isinstance(self.threshold, str):
-            raise InvalidRequest(
-                f"threshold must be in (0, 1], or one of {', '.join(WorkKind)}, not {self.threshold[:60]!r}",
-                param="threshold",
-            )
-        else:
-            check_number("threshold", self.threshold, 0, 1, open_low=True)
-        if self.rule.threshold is None:
-            names = " and ".join(with_threshold())
-            raise InvalidRequest(
-                f"threshold is for the rules {names}, not for {self.rule}: leave it out", param="threshold"
-            )
+            object.__setattr__(self, "threshold", read_threshold(self.threshold))
+            if self.rule.threshold is None:
+                names = " and ".join(with_threshold())
+                raise InvalidRequest(
+                    f"threshold is for the rules {names}, not for {self.rule}: leave it out", param="threshold"
+                )
 
     @property
     def min_likelihood(self) -> float:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 
+from paceline.checks import check_number
+from paceline.errors import InvalidRequest
+
 TEXT_END = 8_000  # characters at the beginning and at the end of a text that are looked at
 MIN_CODE_LINES = 3  # lines that look like code, and
 MIN_CODE_SHARE = 0.2  # their share of all lines, from which on a text is code
@@ -37,6 +40,19 @@ class WorkKind(StrEnum):
     def threshold(self) -> float:
         """How likely a drafted token must be. A wrong token breaks a program, and only colours a story."""
         return {WorkKind.CODE: 0.75, WorkKind.JSON: 0.65, WorkKind.NARRATIVE: 0.5}[self]
+
+
+def read_threshold(given: object) -> float | WorkKind:
+    """Read a threshold: a number in (0, 1], or the name of a kind. Raises InvalidRequest for anything else."""
+    if isinstance(given, str) and given in [*WorkKind]:
+        return WorkKind(given)
+    if isinstance(given, str):
+        raise InvalidRequest(
+            f"threshold must be in (0, 1], or one of {', '.join(WorkKind)}, not {given[:60]!r}", param="threshold"
+        )
+    check_number("threshold", given, 0, 1, open_low=True)
+    assert isinstance(given, int | float), "checked"
+    return given
 
 
 def detect_kind(text: str, *, structured: bool) -> WorkKind:

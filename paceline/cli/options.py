@@ -21,7 +21,7 @@ from paceline.models.advice import GENERATION
 from paceline.rules import BUILT_IN, Rule
 from paceline.sizes import parse_size
 from paceline.types import Grammar, SamplingParams, Speculation
-from paceline.work_kinds import WorkKind
+from paceline.work_kinds import WorkKind, read_threshold
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
@@ -230,14 +230,14 @@ def rule(text: str) -> Rule:
 
 def threshold(text: str) -> float | WorkKind:
     """A threshold of a lossy rule: a kind of work, or a number in (0, 1]."""
-    if text in {*WorkKind}:
-        return WorkKind(text)
     try:
-        check_number("threshold", float(text), 0, 1, open_low=True)
-    except (ValueError, InvalidRequest):
-        kinds = ", ".join(WorkKind)
-        raise ArgumentTypeError(f"a number in (0, 1], or one of {kinds} is needed, not {text!r}") from None
-    return float(text)
+        number: object = float(text)
+    except ValueError:
+        number = text
+    try:
+        return read_threshold(number)
+    except InvalidRequest as error:
+        raise ArgumentTypeError(str(error)) from None
 
 
 def thresholds(text: str) -> tuple[float | WorkKind, ...]:
