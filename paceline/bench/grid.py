@@ -18,6 +18,7 @@ from paceline.audit.degeneration import degeneration
 from paceline.bench.offline import Cell, Turn, take_turn
 from paceline.bench.workloads import BenchPrompt
 from paceline.engine.engine import Engine
+from paceline.errors import InvalidRequest
 from paceline.types import Finish, Rule, Speculation
 
 Record = dict[str, Any]
@@ -213,6 +214,8 @@ def run_places(
         try:
             found[place.name] = record = measure(place)
             keep(record)
+        except InvalidRequest as error:  # prompts that cannot be read, or that do not fit the context
+            skipped.append((place, str(error)))
         except KeyboardInterrupt:
             stopped = True
             skipped.append((place, "interrupted"))

@@ -16,6 +16,7 @@ from paceline.prompts.files import find, read_prompts, spread
 from paceline.prompts.hard import HARD, hard_prompts
 
 SYNTHETIC = ("random", "sonnet")
+MADE = (*SYNTHETIC, *HARD)  # sources that are no files
 DEFAULT_COUNT = 40  # prompts
 VOCABULARY = (
     "air apple arm back bag ball bank base bed bell bird black boat body book box boy bread bridge brown car case "

@@ -8,7 +8,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.interrupts import interrupted_status
@@ -72,19 +71,21 @@ def _check(args: Namespace) -> None:
 def _kinds(args: Namespace) -> tuple[list[Kind], list[tuple[str, str]]]:
     """Return the kinds to measure, and the names of those that nobody has brought, with reasons."""
     from paceline.bench.grid import HARD_KINDS, SET_KINDS, Kind
-    from paceline.prompts.files import SETS, find
+    from paceline.bench.workloads import MADE
+    from paceline.prompts.files import find
 
     known = {kind.name: kind for kind in (*SET_KINDS, *HARD_KINDS)}
-    if args.prompts:
-        return [known.get(source, Kind(Path(source).name, source)) for source in args.prompts], []
     kinds, missing = [], []
-    for kind in known.values():
+    for name in dict.fromkeys(args.prompts or known):
+        kind = known.get(name, Kind(name, name))
         try:
-            if kind.source in SETS:
+            if kind.source not in MADE:
                 find(kind.source, data=data_of(args))
             kinds.append(kind)
         except InvalidRequest:
-            missing.append((kind.name, "the set is in neither the package nor --data"))
+            if args.prompts:
+                raise
+            missing.append((name, "the set is in neither the package nor --data"))
     return kinds, missing
 
 

@@ -42,7 +42,7 @@ def test_every_cell_once_and_a_cover_first() -> None:
 
 
 class Runs:
-    """Places that take a minute each by a clock of its own."""
+    """Places that take a minute each by a clock of its own. Those of the kind humaneval have no prompts."""
 
     def __init__(self, *, stop_at: int | None = None) -> None:
         self.now, self.done, self._stop_at = 0.0, [], stop_at
@@ -50,6 +50,8 @@ class Runs:
     def measure(self, place: Place) -> dict[str, Any]:
         if len(self.done) == self._stop_at:
             raise KeyboardInterrupt
+        if place.kind.name == "humaneval":
+            raise InvalidRequest("no prompt leaves room for an answer")
         self.now += 60
         self.done.append(place.name)
         return measured(place, default=[1.0] * 4)
@@ -64,6 +66,8 @@ def test_no_place_begins_after_the_last_minute() -> None:
     found, skipped, stopped = Runs().run({}, 2)
     assert list(found) == [place.name for place in PLACES[:2]]
     assert [(place, why) for place, why in skipped] == [(each, "the 2 minutes were over") for each in PLACES[2:5]]
+    found, skipped, _ = Runs().run({}, None)
+    assert (len(found), skipped) == (4, [(PLACES[2], "no prompt leaves room for an answer")])
     assert not stopped
 
 
@@ -76,9 +80,9 @@ def test_an_interrupted_grid_goes_on_from_its_file(tmp_path: Path) -> None:
         torn.write('{"kind": "mt_be')
     known = dict(zip(found, resume(file, setup), strict=True))
     again = Runs()
-    assert len(again.run(known, None, file)[0]) == 5
-    assert again.done == [place.name for place in PLACES[2:5]]
-    assert len(resume(file, setup)) == 5
+    assert len(again.run(known, None, file)[0]) == 4
+    assert again.done == [place.name for place in PLACES[3:5]]
+    assert len(resume(file, setup)) == 4
 
 
 def test_a_file_of_another_setup_is_refused(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def test_what_belongs_to_a_grid_alone(cli: Cli, tiny: str, tmp_path: Path) -> No
         (("--prompts", "base64", "--minutes", 1), "--minutes is for --grid"),
         ((), "--prompts is needed"),
         (("--grid", "--html", tmp_path / "a.html"), "leave out --html"),
+        (("--grid", "--prompts", tmp_path / "nothing.jsonl"), "no prompts at"),
     ):
         status, _, err = cli("bench", "offline", tiny, *TINY, *words)
         assert status == 2
