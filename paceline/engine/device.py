@@ -387,5 +387,5 @@ def _seat(work: Work, offer: Offer | None, price: float, *, tree: bool, tapped: 
         rule = Rule.COUPLED
     if rule.wants_confidence and (tree or offer is not None):
         rule = Rule.THRESHOLD  # nobody knows how sure the drafter was
-    least = speculation.min_likelihood
+    least = 0.0 if rule.threshold is None else speculation.min_likelihood
     return Seat(work.sequence.lane, work.max_draft, offer, price, rule, least, speculation.p_min, tapped)
