@@ -13,18 +13,27 @@ from paceline.checks import check_number
 from paceline.errors import InvalidRequest
 
 TEXT_END = 8_000  # characters at the beginning and at the end of a text that are looked at
+# Chosen on the shipped sets: docs/experiments.md, "Thresholds by kind of work (2026-11-18)".
 MIN_CODE_LINES = 3  # lines that look like code, and
 MIN_CODE_SHARE = 0.2  # their share of all lines, from which on a text is code
 MIN_CODE_WORDS = 2  # different words of programmers that make a text one about code
 
+# One such line is enough: the beginning of a definition, or a line of Python's prompt.
+_DEFINITION = re.compile(r"^\s*(def \w+\(|class \w+[(:]|>>> |#include\b|fn \w+|func \w+)", re.MULTILINE)
 _CODE_LINE = re.compile(
     r"\s*(def |class |import |from \S+ import |return\b|#include|function |const |let |var |public |private |fn |@\w)"
     r"|.*[;{}]\s*$|\s*(if|for|while|else|try|except|with)\b.*:\s*$"
 )
 _CODE_WORD = re.compile(
-    r"\b(code|coding|program|programming|programmer|function|python|javascript|typescript|java|rust|golang|c\+\+|sql|"
-    r"bash|html|css|algorithm|compiler|debug|refactor|unit tests?|stack trace|regex|api|class|method|repository)\b",
+    r"\b(codes?|coding|program|programming|programmer|functions?|python|javascript|typescript|java|rust|golang|sql|bash|"
+    r"html|css|algorithm|compiler|debug|refactor|implement|arrays?|linked list|binary tree|integers|strings?|script|"
+    r"bugs?|unit tests?|stack trace|regex|api|class|method|repository)\b|\bc\+\+|\bo\(n",
     re.IGNORECASE,
+)
+
+
+_ASKS_FOR_JSON = re.compile(
+    r"\b(answer|respond|reply|output|return|write|give)\b( \w+){0,4} json\b(?! (parser|file|library))", re.IGNORECASE
 )
 
 
@@ -64,7 +73,10 @@ def detect_kind(text: str, *, structured: bool) -> WorkKind:
     if structured:
         return WorkKind.JSON
     seen = text if len(text) <= 2 * TEXT_END else f"{text[:TEXT_END]}\n{text[-TEXT_END:]}"
-    return WorkKind.CODE if "```" in seen or _has_code(seen) or _asks_for_code(seen) else WorkKind.NARRATIVE
+    if _ASKS_FOR_JSON.search(seen):
+        return WorkKind.JSON
+    is_code = "```" in seen or _DEFINITION.search(seen) or _has_code(seen) or _asks_for_code(seen)
+    return WorkKind.CODE if is_code else WorkKind.NARRATIVE
 
 
 def _has_code(text: str) -> bool:
@@ -74,4 +86,4 @@ def _has_code(text: str) -> bool:
 
 
 def _asks_for_code(text: str) -> bool:
-    return len({word.lower() for word in _CODE_WORD.findall(text)}) >= MIN_CODE_WORDS
+    return len({word.group().lower() for word in _CODE_WORD.finditer(text)}) >= MIN_CODE_WORDS

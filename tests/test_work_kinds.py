@@ -9,9 +9,10 @@ from paceline.types import Request, Rule, Speculation
 from paceline.work_kinds import TEXT_END, WorkKind, detect_kind
 
 EDIT = "Fix this:\n\nimport os\n\ndef f(x):\n    return x\n"
+FUNCTION = 'def odd(n):\n    """Tell whether n is odd: two of three numbers that one names are not."""\n'
 SYSTEM = "You are a coding assistant.\nSort this list in Python."
 LETTER = "Dear Sir;\nI write to you in anger.\nYours.\n"
-CODE = ("Why?\n```\nx = 1\n```", EDIT, "int main() {\n  puts(s);\n}\n", SYSTEM)
+CODE = ("Why?\n```\nx = 1\n```", EDIT, "int main() {\n  puts(s);\n}\n", FUNCTION, SYSTEM)
 STORIES = ("Tell me a story about a dress code.", "", LETTER, "Wo ist die Post?")
 
 
@@ -19,6 +20,12 @@ STORIES = ("Tell me a story about a dress code.", "", LETTER, "Wo ist die Post?"
 def test_code(text: str) -> None:
     assert detect_kind(text, structured=False) is WorkKind.CODE
     assert detect_kind(text, structured=True) is WorkKind.JSON
+
+
+def test_json() -> None:
+    for text in ("List three rivers. Output in JSON format.", 'Answer with JSON alone, {"name": …}: one function.'):
+        assert detect_kind(text, structured=False) is WorkKind.JSON
+    assert detect_kind("Write a JSON parser in C++ code", structured=False) is WorkKind.CODE
 
 
 @pytest.mark.parametrize("text", STORIES)
