@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import count
-from operator import lt
+from operator import le, lt
 
 from torch import Tensor
 
@@ -15,13 +15,16 @@ class Draft:
 
     parents[i] is the index of the token that token i follows, -1 for the last committed token; an empty `parents`
     means a chain. Siblings differ in their token. `probs` [len, vocab] are the distributions that the tokens were
-    drawn from, for rules that want them; None means that the drafter gave each token probability 1.
+    drawn from, for rules that want them; None means that the drafter gave each token probability 1. `confidence` is the
+    drafter's estimate that a token and all before it on its path are accepted; () if it has none.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     probs: Tensor | None = None
     passes: int | None = None  # passes of the drafter's model that it took; None: one for each level
+    confidence: tuple[float, ...] = ()
+    by: str | None = None  # members of a portfolio whose draft it is, joined by "+"; None: the drafter that was asked
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -48,6 +51,15 @@ class Draft:
             paths.append((*paths[parent + 1], token))
         return paths[1:]
 
+    @property
+    def own_confidence(self) -> list[float]:
+        """Confidence in each token alone, given that the path before it is right; empty if nothing is known of it."""
+        if not self.confidence:
+            return [] if self.probs is None else self.probs[range(len(self.tokens)), list(self.tokens)].tolist()
+        reached = (*self.confidence, 1.0)  # the last one is that of the root, whose index is -1
+        pairs = zip(self.confidence, self.parents or range(-1, len(self.tokens) - 1), strict=True)
+        return [each / reached[parent] if reached[parent] else 0.0 for each, parent in pairs]
+
     def problem(self, *, vocab_size: int, max_length: int) -> str | None:
         """Say why this draft cannot be verified. None: it can. Drafters are not trusted: law 8 of docs/drafters.md."""
         if not isinstance(self.tokens, tuple) or not isinstance(self.parents, tuple):
@@ -60,7 +72,8 @@ class Draft:
             return problem
         if self.passes is not None and (type(self.passes) is not int or self.passes < 0):
             return f"passes {self.passes!r} that are no count"
-        return self._problem_of_parents() if self.parents else None
+        problem = self._problem_of_parents() if self.parents else None
+        return self._problem_of_confidence() if self.confidence and problem is None else problem
 
     def _problem_of_probs(self, probs: Tensor, vocab_size: int) -> str | None:
         if tuple(probs.shape) != (len(self.tokens), vocab_size):
@@ -82,6 +95,13 @@ class Draft:
         if len(set(zip(self.parents, self.tokens, strict=True))) != len(self.tokens):
             return "two siblings with the same token"
         return None
+
+    def _problem_of_confidence(self) -> str | None:
+        given = self.confidence
+        if len(given) != len(self.tokens) or not all(0.0 <= each <= 1.0 for each in given):  # false for NaN, too
+            return "a confidence that is not one probability for each token"
+        above = [given[parent] if parent >= 0 else 1.0 for parent in self.parents] if self.parents else (1.0, *given)
+        return None if all(map(le, given, above)) else "a confidence that grows along a path"
 
 
 def _are_integers(values: tuple[int, ...], low: int, high: int) -> bool:

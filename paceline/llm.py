@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
@@ -33,10 +33,12 @@ from paceline.types import (
     Speculation,
     TokenEvent,
 )
+from paceline.work_kinds import WorkKind, detect_kind
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 T = TypeVar("T")
+KIND_TOKENS = 2048  # tokens at the beginning and at the end of a prompt that its kind of work is detected from
 
 
 @dataclass(slots=True)
@@ -67,6 +69,7 @@ class Answer:
 
     prompt_tokens: tuple[int, ...]
     samples: list[Sample]
+    speculation: Speculation = field(default_factory=Speculation)  # as the engine got it: a threshold auto is resolved
     prompt_logprobs: tuple[Logprob | None, ...] | None = None
 
     @property
@@ -211,8 +214,23 @@ class LLM:
     ) -> Request:
         speculation.rule.check_device(self._device)
         return Request(
-            id=next(self._ids), prompt=tokens, sampling=sampling, speculation=speculation, prediction=prediction
+            id=next(self._ids),
+            prompt=tokens,
+            sampling=sampling,
+            speculation=self.resolved(speculation, [tokens], structured=sampling.grammar is not None),
+            prediction=prediction,
         )
+
+    def resolved(
+        self, speculation: Speculation, prompts: Sequence[tuple[int, ...]], *, structured: bool
+    ) -> Speculation:
+        """Replace a threshold `auto` by the kind of work of these prompts. `structured`: the request has a grammar, a
+        format or tools."""
+        if speculation.threshold is not WorkKind.AUTO:
+            return speculation
+        ends = [(*prompt[:KIND_TOKENS], *prompt[KIND_TOKENS:][-KIND_TOKENS:]) for prompt in prompts]
+        text = "\n".join(map(self.tokenizer.decode, ends))
+        return replace(speculation, threshold=detect_kind(text, structured=structured))
 
     def _predictions(self, given: Prompt | Sequence[Prompt | None] | None, count: int) -> list[tuple[int, ...]]:
         """Encode the prediction for each prompt. Its text continues the prompt, so it gets no BOS token."""
@@ -274,7 +292,8 @@ def _one_each(name: str, given: T | Sequence[T], count: int) -> list[T]:
 
 
 def _collect(request: Request, events: Iterator[TokenEvent]) -> Answer:
-    answer = Answer(prompt_tokens=request.prompt, samples=[Sample() for _ in range(request.sampling.n)])
+    samples = [Sample() for _ in range(request.sampling.n)]
+    answer = Answer(prompt_tokens=request.prompt, samples=samples, speculation=request.speculation)
     for event in events:
         answer.samples[event.sample].add(event)
         answer.prompt_logprobs = event.prompt_logprobs or answer.prompt_logprobs

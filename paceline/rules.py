@@ -26,9 +26,11 @@ class Rule(str):
     BLOCK: ClassVar[Rule]
     THRESHOLD: ClassVar[Rule]
     TYPICAL: ClassVar[Rule]
+    CONFIDENCE: ClassVar[Rule]
 
     lossless: bool  # False: the text may not be the one that the target alone would have written
     wants_probs: bool  # True: a drafter that samples uses noise of its own, and reports the distributions it drew from
+    wants_confidence: bool  # True: a drafter that knows how sure it is of each token reports `Draft.confidence`
     threshold: float | None  # default of `Speculation.threshold`: how likely a token must be; None: the rule takes none
     devices: tuple[str, ...]  # devices on which an engine may use it
 
@@ -59,6 +61,7 @@ def define(
     *,
     lossless: bool,
     wants_probs: bool = False,
+    wants_confidence: bool = False,
     threshold: float | None = None,
     devices: Sequence[str] = ("cpu",),
 ) -> Rule:
@@ -75,7 +78,8 @@ def define(
     if unknown:
         raise UnknownOption("device", unknown[0], DEVICES)
     rule = str.__new__(Rule, name)
-    rule.lossless, rule.wants_probs, rule.threshold, rule.devices = lossless, wants_probs, threshold, tuple(devices)
+    rule.lossless, rule.wants_probs, rule.wants_confidence = lossless, wants_probs, wants_confidence
+    rule.threshold, rule.devices = threshold, tuple(devices)
     _KNOWN[name] = rule
     return rule
 
@@ -111,4 +115,5 @@ Rule.REJECTION = define("rejection", lossless=True, wants_probs=True, devices=DE
 Rule.BLOCK = define("block", lossless=True, wants_probs=True, devices=DEVICES)
 Rule.THRESHOLD = define("threshold", lossless=False, threshold=0.3, devices=DEVICES)
 Rule.TYPICAL = define("typical", lossless=False, threshold=0.09, devices=DEVICES)
+Rule.CONFIDENCE = define("confidence", lossless=False, wants_confidence=True, threshold=0.3, devices=DEVICES)
 BUILT_IN = tuple(_KNOWN.values())

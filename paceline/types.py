@@ -25,6 +25,7 @@ from paceline.errors import InvalidRequest
 from paceline.request_grammar import Grammar as Grammar
 from paceline.rules import Rule as Rule  # a noun of requests too
 from paceline.rules import with_threshold
+from paceline.work_kinds import WorkKind, read_threshold
 
 MAX_LOGPROBS = 100  # alternatives to report for a token
 MAX_SAMPLES = 128  # answers to one prompt
@@ -220,7 +221,7 @@ class Speculation:
     drafter: str | None = None  # None: the engine's default
     max_draft: int | None = None  # None: the engine's limit
     rule: Rule = Rule.COUPLED
-    threshold: float | None = None  # for rules that take one; None: the rule's default
+    threshold: float | WorkKind | None = None  # for rules that take one; None: the rule's default
     p_min: float | None = None  # confidence below which a draft ends; None: the drafter's own limit
 
     @classmethod
@@ -239,12 +240,23 @@ class Speculation:
         if self.p_min is not None:
             check_number("p_min", self.p_min, 0, 1)
         if self.threshold is not None:
-            check_number("threshold", self.threshold, 0, 1, open_low=True)
+            object.__setattr__(self, "threshold", read_threshold(self.threshold))
             if self.rule.threshold is None:
                 names = " and ".join(with_threshold())
                 raise InvalidRequest(
                     f"threshold is for the rules {names}, not for {self.rule}: leave it out", param="threshold"
                 )
+
+    @property
+    def min_likelihood(self) -> float:
+        """Probability that a drafted token needs, as the rule reads it: the threshold as a number; 0 without one."""
+        asked = self.threshold
+        return asked.threshold if isinstance(asked, WorkKind) else asked or self.rule.threshold or 0.0
+
+    @property
+    def kind(self) -> WorkKind | None:
+        """The kind of work that the threshold comes from."""
+        return self.threshold if isinstance(self.threshold, WorkKind) else None
 
 
 OFF = Speculation(enabled=False)
@@ -276,6 +288,8 @@ class Request:
             raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
         if self.deadline is not None:
             check_number("deadline", self.deadline, 0, 1e9)
+        if self.speculation.threshold is WorkKind.AUTO:
+            raise InvalidRequest("the threshold auto must be resolved to a kind of work first", param="threshold")
         if self.pooling is not None and self.pooling not in POOLINGS:
             raise InvalidRequest(f"pooling is {' or '.join(POOLINGS)}, not {self.pooling!r}", param="pooling")
         for name, text in (("id", self.id), ("cache_salt", self.cache_salt)):

@@ -69,3 +69,16 @@ def test_chains(parents: Any, chain: bool) -> None:
 def test_length_is_truth() -> None:
     assert not EMPTY
     assert len(Draft(tokens=(0,))) == 1
+
+
+def test_confidence_in_a_token_alone() -> None:
+    tree = Draft((1, 2, 3, 4), parents=(-1, -1, 0, 2), confidence=(0.5, 0.25, 0.25, 0.0))
+    assert tree.own_confidence == [0.5, 0.25, 0.5, 0.0]
+    assert Draft((1, 2), confidence=(0.0, 0.0)).own_confidence == [0.0, 0.0]
+    assert Draft((1, 0), probs=torch.tensor([[0.25, 0.75], [0.5, 0.5]])).own_confidence == [0.75, 0.5]
+    assert Draft((1,)).own_confidence == []
+
+
+@pytest.mark.parametrize("confidence", [(0.5,), (0.5, 1.1), (0.5, float("nan"))])
+def test_bad_confidence(confidence: tuple[float, ...]) -> None:
+    assert "confidence" in (Draft((1, 2), confidence=confidence).problem(vocab_size=4, max_length=4) or "")

@@ -28,10 +28,14 @@ def theirs(**changes: object) -> AcceptRule:
 
 
 def test_what_is_known_of_each() -> None:
-    assert BUILT_IN == ("coupled", "rejection", "block", "threshold", "typical")
+    assert BUILT_IN == ("coupled", "rejection", "block", "threshold", "typical", "confidence")
     assert [rule for rule in BUILT_IN if rule.lossless] == ["coupled", "rejection", "block"]
     assert [rule for rule in BUILT_IN if rule.wants_probs] == ["rejection", "block"]
-    assert {rule: rule.threshold for rule in rules.with_threshold()} == {"threshold": 0.3, "typical": 0.09}
+    assert {rule: rule.threshold for rule in rules.with_threshold()} == {
+        "threshold": 0.3,
+        "typical": 0.09,
+        "confidence": 0.3,
+    }
     for rule in BUILT_IN:
         rule.check_device("cpu")
         rule.check_device("cuda")
@@ -51,14 +55,14 @@ def test_an_unknown_name(name: object) -> None:
     with pytest.raises(UnknownOption, match=re.escape(f"unknown rule {str(name)!r}")) as error:
         Rule(name)
     assert error.value.param == "rule"
-    assert "did you mean 'block'?" in str(error.value) or "known: block, coupled, " in str(error.value)
+    assert "did you mean 'block'?" in str(error.value) or "known: block, confidence, coupled, " in str(error.value)
 
 
 def test_a_registered_rule_is_asked_for_by_name() -> None:
     with registered(theirs(threshold=0.2, lossless=False)) as rule:
         assert Speculation(rule="theirs").rule is rule
         assert Speculation(rule="theirs", threshold=0.4).threshold == 0.4
-        with pytest.raises(InvalidRequest, match="rules threshold and typical and theirs, not for coupled"):
+        with pytest.raises(InvalidRequest, match="typical and confidence and theirs, not for coupled"):
             Speculation(threshold=0.4)
         with pytest.raises(UnknownOption, match="did you mean 'theirs'"):
             Speculation(rule="thiers")
@@ -121,7 +125,7 @@ def test_a_broken_one_is_named_and_skipped(
     with installed(tmp_path, "their_rules", source, {"theirs": f"their_rules:{place}"}):
         with pytest.raises(InvalidRequest, match="the rule 'theirs' of another package cannot be loaded: "):
             Rule("theirs")
-        with pytest.raises(UnknownOption, match="unknown rule 'nothing'; known: block, coupled, rejection, threshold"):
+        with pytest.raises(UnknownOption, match="unknown rule 'nothing'; known: block, confidence, coupled, rej"):
             Rule("nothing")
         assert Rule("block") is Rule.BLOCK
     record = caplog.records[0]

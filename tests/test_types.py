@@ -198,7 +198,7 @@ def test_speculation() -> None:
     for threshold in (0, -0.1, 1.1, math.nan, "0.5", True):
         with pytest.raises(InvalidRequest, match="threshold must be"):
             Speculation.of(rule="typical", threshold=threshold)
-    with pytest.raises(InvalidRequest, match="rules threshold and typical, not for block: leave it out"):
+    with pytest.raises(InvalidRequest, match="rules threshold and typical and confidence, not for block: leave it out"):
         Speculation.of(rule="block", threshold=0.5)
     for p_min in (-0.1, 1.1, math.inf, "0.5"):
         with pytest.raises(InvalidRequest, match="p_min must be"):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paceline import plugins, rules
 from paceline.accept.block import accept_block
-from paceline.accept.lossy import accept_likely, typical_floors
+from paceline.accept.lossy import accept_likely, accept_needed, needed_by_confidence, typical_floors
 from paceline.accept.outside import problem_of
 from paceline.accept.rejection import accept_rejection
 from paceline.accept.rows import Outcome
@@ -42,6 +42,11 @@ def judge_typical(given: Verification) -> Outcome:
     return accept_likely(given.rows, given.targets, given.likelihood, floors)
 
 
+def judge_confidence(given: Verification) -> Outcome:
+    needed = needed_by_confidence(given.confidence, _thresholds(given))
+    return accept_needed(given.rows, given.targets, given.likelihood, needed)
+
+
 def _thresholds(given: Verification) -> Tensor:
     """Return the threshold of each row."""
     return torch.as_tensor(given.thresholds, dtype=torch.float32)[given.rows.owners]
@@ -52,6 +57,7 @@ JUDGES: Mapping[Rule, Judge] = {
     Rule.BLOCK: judge_block,
     Rule.THRESHOLD: judge_threshold,
     Rule.TYPICAL: judge_typical,
+    Rule.CONFIDENCE: judge_confidence,
 }
 _registered: dict[str, AcceptRule] = {}
 _out_of_use: set[str] = set()  # rules of other packages that failed

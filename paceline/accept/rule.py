@@ -44,6 +44,11 @@ class Verification(Protocol):
         Only for rules with `wants_probs`; their drafts are chains."""
 
     @property
+    def confidence(self) -> Tensor:
+        """float32 [rows]: how sure the drafter is of each row's token, if all before it are right; 0.5 where it does
+        not say. Only Paceline's own rule "confidence" makes drafters say it."""
+
+    @property
     def coins(self) -> Tensor:
         """float64 [rows]: uniform in (0, 1), keyed by the position of each row's token. A rule must use no coin
         beyond the first token that it rejects: the next round uses those again."""

@@ -14,6 +14,7 @@ from typing import Any
 from paceline.prompts.files import Prompt
 from paceline.sampling.sampler import sample_seed
 from paceline.types import OFF, Request, Rule, SamplingParams, Speculation
+from paceline.work_kinds import WorkKind, detect_kind
 
 # Strong on purpose: mild penalties change no token that a draft has just used, and would hide a bug in their state.
 PENALTIES: Mapping[str, Any] = {"presence_penalty": 4.0, "frequency_penalty": 1.0}
@@ -34,6 +35,7 @@ class Item:
     prompt: int  # index of the prompt
     variant: str
     request: Request  # plain
+    kind: WorkKind = WorkKind.NARRATIVE  # the kind of work that its text shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +43,19 @@ class Group:
     drafter: str | None  # None: plain
     rule: Rule
     at_once: int
+    threshold: float | WorkKind | None = None  # None: the rule's own
 
     @property
-    def speculation(self) -> Speculation:
-        return OFF if self.drafter is None else Speculation(drafter=self.drafter, rule=self.rule)
+    def how(self) -> str:
+        """Rule and threshold, for people."""
+        return str(self.rule) if self.threshold is None else f"{self.rule} {self.threshold}"
+
+    def speculation(self, kind: WorkKind) -> Speculation:
+        """What is asked of speculation for a prompt of this kind."""
+        if self.drafter is None:
+            return OFF
+        threshold = kind if self.threshold is WorkKind.AUTO else self.threshold
+        return Speculation(drafter=self.drafter, rule=self.rule, threshold=threshold)
 
     def keeps_tokens(self, sampling: SamplingParams) -> bool:
         """True if answers must equal the plain ones token by token. Greedy answers of every lossless rule must."""
@@ -52,9 +63,9 @@ class Group:
 
     def requests(self, items: Sequence[Item]) -> list[Request]:
         """Requests of this group; their cache salt keeps pages from being shared with other groups."""
-        salt = f"audit/{self.drafter}/{self.rule}/{self.at_once}"
+        salt = f"audit/{self.drafter}/{self.how}/{self.at_once}"
         return [
-            replace(item.request, id=f"{salt}/{i}", speculation=self.speculation, cache_salt=salt)
+            replace(item.request, id=f"{salt}/{i}", speculation=self.speculation(item.kind), cache_salt=salt)
             for i, item in enumerate(items)
         ]
 
@@ -75,14 +86,25 @@ def variants(temperatures: Sequence[float], *, edits: bool, max_tokens: int) -> 
 
 
 def items(
-    prompts: Sequence[Prompt], tokens: Sequence[tuple[int, ...]], variants: Sequence[Variant], *, seed: int
+    prompts: Sequence[Prompt],
+    tokens: Sequence[tuple[int, ...]],
+    variants: Sequence[Variant],
+    *,
+    seed: int,
+    scored: bool = False,
 ) -> list[Item]:
-    """Every prompt under every variant, with a seed of its own; recorded requests keep their sampling parameters."""
+    """Every prompt under every variant, with a seed of its own; recorded requests keep their sampling parameters.
+    `scored`: requests ask for the log-probability of each token."""
     return [
         Item(
             prompt=i,
             variant=name,
-            request=Request(id=f"{i}/{name}/{sampling.seed}", prompt=tokens[i], sampling=sampling),
+            request=Request(
+                id=f"{i}/{name}/{sampling.seed}",
+                prompt=tokens[i],
+                sampling=replace(sampling, logprobs=0) if scored else sampling,
+            ),
+            kind=detect_kind(prompt.text, structured=sampling.grammar is not None),
         )
         for i, prompt in enumerate(prompts)
         for name, sampling in _samplings(prompt, variants, seed=seed + i)
@@ -101,7 +123,13 @@ def _samplings(prompt: Prompt, variants: Sequence[Variant], *, seed: int) -> Ite
         )
 
 
-def groups(drafters: Sequence[str], rules: Sequence[Rule], at_once: Sequence[int]) -> list[Group]:
-    """All groups but ALONE, the plain ones first."""
+def groups(
+    drafters: Sequence[str],
+    rules: Sequence[Rule],
+    at_once: Sequence[int],
+    thresholds: Sequence[float | WorkKind | None] = (None,),
+) -> list[Group]:
+    """All groups but ALONE, the plain ones first. A rule that takes a threshold has a group for each of them."""
     plain = [Group(drafter=None, rule=Rule.COUPLED, at_once=n) for n in at_once if n > 1]
-    return plain + [Group(drafter=d, rule=rule, at_once=n) for d in drafters for rule in rules for n in at_once]
+    ways = [(rule, each) for rule in rules for each in (thresholds if rule.threshold is not None else (None,))]
+    return plain + [Group(drafter, rule, n, each) for drafter in drafters for rule, each in ways for n in at_once]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from paceline.audit.text import HEADER, WORD_COLUMNS, case_row, degenerate_line, test_line
+from paceline.audit.text import HEADER, WORD_COLUMNS, case_row, degenerate_line, loss_line, test_line
 
 Record = dict[str, Any]
 MAX_ROWS = 500  # differences, and degenerate answers, shown at most; the JSON has all
@@ -38,6 +38,7 @@ def page(found: Record) -> str:
         _heading(found),
         _tiles(found),
         _section("Cases", _cases(found), found["near_tie_bound"]),
+        _section("Lossy rules", _losses(found["cases"]), "") if found["lossy"] else "",
         _section("Distribution tests", _tests(found["distribution"]), "") if found["distribution"] else "",
         _section("Differences", _differences(found["differences"]), "") if found["differences"] else "",
         _degenerate(found) if found["degenerate_answers"] else "",
@@ -76,6 +77,10 @@ def _section(title: str, body: str, note: str) -> str:
 
 def _cases(found: Record) -> str:
     return _table(HEADER, (tuple(map(escape, case_row(case))) for case in found["cases"]), words=WORD_COLUMNS)
+
+
+def _losses(cases: Sequence[Record]) -> str:
+    return "".join(f'<p class="doubt">{escape(loss_line(case))}</p>' for case in cases if case["loss"])
 
 
 def _tests(tests: Sequence[Record]) -> str:

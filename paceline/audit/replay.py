@@ -26,6 +26,7 @@ class Replay:
     finish: Finish | None = None
     stop: str | int | None = None
     error: str | None = None
+    logprob: float = 0.0  # sum over the tokens, if the request asks for log-probabilities
     stats: SequenceStats = field(default_factory=SequenceStats)
 
     def add(self, event: TokenEvent) -> None:
@@ -34,6 +35,8 @@ class Replay:
         self.origins += event.origins
         self.steps += [step] * len(event.tokens)
         self.text += event.text
+        if event.logprobs:
+            self.logprob += sum(each.logprob for each in event.logprobs)
         if event.finish is not None:
             self.finish, self.stop, self.error = event.finish, event.stop, event.error
             self.stats = event.stats or self.stats

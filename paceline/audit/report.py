@@ -64,6 +64,8 @@ def _verdict(found: Findings) -> str:
         return f"CHANGED: {counted}; {answers['structural']} differ by more than arithmetic, which is a bug"
     if failed:
         return f"CHANGED: {len(failed)} of {len(found.tests)} distribution tests fail; {counted}"
+    if not answers["compared"]:
+        return "NOTHING COMPARED: every rule was lossy, so that no answer had to be identical to plain decoding"
     if not found.drafted:
         return f"NOTHING SHOWN: {counted}, but no token was drafted"
     if answers["near_tie"]:
@@ -82,9 +84,17 @@ def _lossy(found: Findings) -> Record | None:
     cases = [case for case in found.cases if not case.group.rule.lossless]
     if not cases:
         return None
-    rules = sorted({str(case.group.rule) for case in cases})
+    rules = sorted({case.group.how for case in cases})
     answers = sum(len(case.judged) for case in cases)
     return {"rules": rules, "answers": answers, "changed": answers - sum(case.same for case in cases)}
+
+
+def _loss(case: Case) -> Record | None:
+    found = case.loss
+    if found is None:
+        return None
+    lost = found.plain_logprob - found.logprob
+    return asdict(found) | {"lost_logprob": lost, "perplexity_ratio": math.exp(min(lost, 50.0))}
 
 
 def _case(case: Case, tests: Sequence[Tested]) -> Record:
@@ -93,6 +103,7 @@ def _case(case: Case, tests: Sequence[Tested]) -> Record:
     return {
         "drafter": group.drafter,
         "rule": None if group.drafter is None else str(group.rule),
+        "threshold": group.threshold,
         "at_once": group.at_once,
         "sampling": case.variant,
         "promise": _promise(case),
@@ -109,6 +120,7 @@ def _case(case: Case, tests: Sequence[Tested]) -> Record:
         "tokens_per_step_without_degenerate": per_step_sound,
         "tokens_per_round": per_step,  # the older name, as is the next
         "tokens_per_round_without_degenerate": per_step_sound,
+        "loss": _loss(case),
         "degenerate": case.degenerate,
         "cut": case.cut,
         "off_reasons": case.off_reasons,

@@ -15,10 +15,12 @@ from paceline.audit.cases import ALONE, Group, Item, Variant, groups, items
 from paceline.audit.degeneration import Sign, degeneration, void
 from paceline.audit.differences import Difference, DifferenceKind, compare, same
 from paceline.audit.distribution import Tested, check_distribution, choose_places
+from paceline.audit.loss import Loss, loss
 from paceline.audit.replay import Replay, Tick, replay
 from paceline.engine.engine import Engine
 from paceline.prompts.files import Prompt
 from paceline.types import Finish, Rule
+from paceline.work_kinds import WorkKind
 
 FALSE_ALARM = 1e-3  # probability that an audit without a bug fails by any of its tests
 Say = Callable[[str, int], Tick]
@@ -36,6 +38,7 @@ class Scope:
     seed: int = 0
     samples: int = 0  # seeds at each place of a distribution test; 0: no test
     places: int = 4
+    thresholds: Sequence[float | WorkKind | None] = (None,)  # of rules that take one; None: the rule's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,13 @@ class Case:
     group: Group
     variant: str
     judged: Sequence[Judged]
+
+    @property
+    def loss(self) -> Loss | None:
+        """What a lossy rule changed; None for others."""
+        if self.group.rule.lossless:
+            return None
+        return loss([j.plain for j in self.judged], [j.answer for j in self.judged])
 
     @property
     def exact(self) -> int:
@@ -164,8 +174,9 @@ def audit(
     """Run an audit. `tokens`: token ids of each prompt. `say` gets the name of each part as it starts and the number of
     its answers, and returns a function that is called for each of them. Ctrl-C keeps what is complete."""
     found = Findings(prompts=prompts, arithmetic=arithmetic)
-    todo = items(prompts, tokens, scope.variants, seed=scope.seed)
-    all_groups = groups(scope.drafters, scope.rules, scope.at_once)
+    lossy = any(not rule.lossless for rule in scope.rules)
+    todo = items(prompts, tokens, scope.variants, seed=scope.seed, scored=lossy)
+    all_groups = groups(scope.drafters, scope.rules, scope.at_once, scope.thresholds)
     try:
         plain = replay(engine, ALONE.requests(todo), at_once=1, tick=say(_part(ALONE, 0, all_groups), len(todo)))
         found.cases += _cases(engine, ALONE, todo, plain, plain, arithmetic)
@@ -186,7 +197,7 @@ def _part(group: Group, number: int, all_groups: Sequence[Group]) -> str:
 
 
 def title(group: Group) -> str:
-    how = "plain" if group.drafter is None else f"{group.drafter}, {group.rule}"
+    how = "plain" if group.drafter is None else f"{group.drafter}, {group.how}"
     return f"{how}, {'alone' if group.at_once == 1 else f'{group.at_once} at once'}"
 
 

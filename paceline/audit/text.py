@@ -25,6 +25,7 @@ def text(found: Record) -> str:
     if found["lossy"]:
         rules, answers, changed = (found["lossy"][name] for name in ("rules", "answers", "changed"))
         lines += ["", f"LOSSY by {' and '.join(rules)}: {changed} of {answers} answers changed"]
+        lines += [loss_line(case) for case in found["cases"] if case["loss"]]
     if found["degenerate"]:
         lines += ["", degenerate_line(found)]
     if found["not_audited"]:
@@ -38,6 +39,25 @@ def degenerate_line(found: Record) -> str:
     return f"degenerate answers (loops, repeated n-grams, truncated) to {found['degenerate']} prompts; {note}"
 
 
+def loss_line(case: Record) -> str:
+    """What a lossy rule changed in one case."""
+    lost = case["loss"]
+    said = f"{case['drafter']}, {how(case)}, {case['at_once']} at once, {case['sampling']}: "
+    said += f"{lost['changed']} of {lost['answers']} answers changed"
+    if lost["first_difference"] is not None:
+        said += f", half of them by token {lost['first_difference'] + 1:g}"
+    return (
+        f"{said}; log-probability of a token {lost['logprob']:.3f}, plain {lost['plain_logprob']:.3f}: perplexity "
+        f"× {lost['perplexity_ratio']:.2f}; {case['tokens_per_step']:.2f} tokens per step"
+    )
+
+
+def how(case: Record) -> str:
+    """Rule and threshold of a case."""
+    rule, threshold = case["rule"] or "", case["threshold"]
+    return rule if threshold is None else f"{rule} {threshold}"
+
+
 def case_row(case: Record) -> tuple[str, ...]:
     exact = case["promise"] == "tokens" or case["compared"]
     by_tokens = (str(case["identical"]), str(case["near_tie"]), str(case["structural"]))
@@ -45,7 +65,7 @@ def case_row(case: Record) -> tuple[str, ...]:
     other = {"reference": "—", "distribution": test, "lossy": "LOSSY"}.get(case["promise"], "—")
     return (
         case["drafter"] or "plain",
-        case["rule"] or "",
+        how(case),
         str(case["at_once"]),
         case["sampling"],
         str(case["answers"]),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,6 +34,7 @@ class Cell:
     temperature: float
     speculation: Speculation = OFF
     name: str = "plain"
+    fixed: bool = False  # every draft has the longest length, whatever the governor thinks of it
 
     @property
     def plain(self) -> bool:
@@ -41,7 +43,7 @@ class Cell:
     @property
     def title(self) -> str:
         limit = self.speculation.max_draft
-        return self.name if limit is None else f"{self.name} ≤{limit}"
+        return self.name if limit is None else f"{self.name} {'=' if self.fixed else '≤'}{limit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def measure(
             cells = grid.cells(batch, temperature)
             units = [Unit(prompts[i : i + batch]) for i in range(0, len(prompts), batch)]
             for cell in cells:
-                _turn(engine, cell, units[0], tokens[:batch], grid, number=-1)  # warm-up
+                take_turn(engine, cell, units[0].prompts, tokens[:batch], number=-1, ignore_eos=grid.ignore_eos)
             for number, unit in enumerate(units):
                 _rounds(engine, cells, unit, tokens[number * batch : (number + 1) * batch], grid)
                 tick(cells[0], number + 1, len(units))
@@ -111,14 +113,21 @@ def _rounds(engine: Engine, cells: Sequence[Cell], unit: Unit, tokens: Sequence[
     gc.collect()  # now, rather than during a turn
     for number in range(grid.rounds):
         for cell in cells if number % 2 == 0 else reversed(cells):
-            turn = _turn(engine, cell, unit, tokens, grid, number=number)
+            turn = take_turn(engine, cell, unit.prompts, tokens, number=number, ignore_eos=grid.ignore_eos)
             unit.turns.setdefault(cell, []).append(turn)
 
 
-def _turn(
-    engine: Engine, cell: Cell, unit: Unit, tokens: Sequence[tuple[int, ...]], grid: Grid, *, number: int
+def take_turn(
+    engine: Engine,
+    cell: Cell,
+    prompts: Sequence[BenchPrompt],
+    tokens: Sequence[tuple[int, ...]],
+    *,
+    number: int,
+    ignore_eos: bool = False,
 ) -> Turn:
-    params = SamplingParams(temperature=cell.temperature, ignore_eos=grid.ignore_eos)
+    """Decode a batch of prompts once. `number`: of the round, part of the salt; -1 for a warm-up."""
+    params = SamplingParams(temperature=cell.temperature, ignore_eos=ignore_eos)
     salt = f"{cell.title}, {cell.batch} at once, temperature {cell.temperature}, round {number}"
     requests = [
         Request(
@@ -128,9 +137,10 @@ def _turn(
             speculation=cell.speculation,
             cache_salt=salt,
         )
-        for i, (prompt, encoded) in enumerate(zip(unit.prompts, tokens, strict=True))
+        for i, (prompt, encoded) in enumerate(zip(prompts, tokens, strict=True))
     ]
-    return decode(engine, requests)
+    with engine.fixed_drafts() if cell.fixed else nullcontext():
+        return decode(engine, requests)
 
 
 def decode(engine: Engine, requests: Sequence[Request]) -> Turn:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,32 @@ def unpaired_ratio(mine: Sequence[float], theirs: Sequence[float]) -> Ratio | No
     means = [x[_resampled(len(x), seed=SEED + i)].mean(axis=1) for i, x in enumerate((a, b))]  # 2 × [resamples]
     low, high = _bounds(means[0] / means[1]) if few >= MIN_UNITS else (None, None)
     return Ratio(float(a.mean() / b.mean()), low, high, few)
+
+
+def geometric_ratio(ratios: Sequence[float], *, comparisons: int = 1) -> Ratio | None:
+    """The geometric mean of one ratio for each round, with a Student interval of their logarithms; None without any.
+
+    The interval is one of `comparisons` that cover together what a single one would: Bonferroni's correction. The
+    bootstrap has no values so far out in its tails."""
+    if not ratios:
+        return None
+    logs, units = np.log(np.asarray(ratios, dtype=np.float64)), len(ratios)
+    value = float(np.exp(logs.mean()))
+    if units < MIN_UNITS:
+        return Ratio(value, None, None, units)
+    tail = (1 - COVERED_PERCENT / 100) / (2 * comparisons)
+    half = student_quantile(1 - tail, units - 1) * float(logs.std(ddof=1)) / units**0.5
+    return Ratio(value, value / float(np.exp(half)), value * float(np.exp(half)), units)
+
+
+@cache
+def student_quantile(probability: float, freedom: int) -> float:
+    """Quantile of Student's distribution. With t = √freedom · tan θ its density is cos^(freedom - 1) θ, which is
+    summed over a fine grid of angles."""
+    angles = np.linspace(-np.pi / 2, np.pi / 2, 400_001)
+    density = np.cos((angles[1:] + angles[:-1]) / 2) ** (freedom - 1)
+    below = np.concatenate(([0.0], density.cumsum() / density.sum()))  # probability of smaller angles
+    return float(freedom**0.5 * np.tan(np.interp(probability, below, angles)))
 
 
 def _resampled(units: int, *, seed: int = SEED) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -1,8 +1,8 @@
 """Prompts of a benchmark: from a set or a file, or synthetic ones of a given length.
 
 `random` is random words and `sonnet` random lines of the sonnets. Both have the number of words asked for; the caller
-knows how many tokens a word has. Everything else is a source that `paceline.prompts.files` reads. The same arguments
-give the same prompts.
+knows how many tokens a word has. The kinds of `paceline.prompts.hard` are made, too. Everything else is a source that
+`paceline.prompts.files` reads. The same arguments give the same prompts.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.prompts.files import find, read_prompts, spread
+from paceline.prompts.hard import HARD, hard_prompts
 
 SYNTHETIC = ("random", "sonnet")
+MADE = (*SYNTHETIC, *HARD)  # sources that are no files
 DEFAULT_COUNT = 40  # prompts
 VOCABULARY = (
     "air apple arm back bag ball bank base bed bell bird black boat body book box boy bread bridge brown car case "
@@ -64,13 +66,14 @@ def workload(
         if source in SYNTHETIC:
             found += synthetic_prompts(source, count=share or DEFAULT_COUNT, words=words(source), data=data, seed=seed)
         else:
-            found += _read(source, data=data, count=share)
+            found += _read(source, data=data, count=share, seed=seed)
     chosen = spread(found, count=count or DEFAULT_COUNT)
     return [replace(prompt, max_tokens=max_tokens, seed=seed + i) for i, prompt in enumerate(chosen)]
 
 
-def _read(source: str, *, data: Path | None, count: int | None) -> Iterator[BenchPrompt]:
-    for prompt in read_prompts(source, data=data, count=count):
+def _read(source: str, *, data: Path | None, count: int | None, seed: int) -> Iterator[BenchPrompt]:
+    hard = hard_prompts(source, count=count or DEFAULT_COUNT, seed=seed) if source in HARD else None
+    for prompt in hard or read_prompts(source, data=data, count=count):
         yield BenchPrompt(prompt.id, prompt.category, messages=prompt.messages, tokens=prompt.tokens)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.interrupts import interrupted_status
-from paceline.cli.options import add_model_options, count, counts, load, rule, temperatures, whole
+from paceline.cli.options import add_model_options, count, counts, load, rule, temperatures, thresholds, whole
 from paceline.cli.progress import Progress, progress_bar
 from paceline.cli.prompts_and_results import add_data, data_of, write
 from paceline.config import EngineConfig
@@ -74,6 +74,12 @@ def _add_grid(parser: ArgumentParser) -> None:
         help=f"may be given several times (default: {rules})",
     )
     group.add_argument(
+        "--threshold",
+        type=thresholds,
+        metavar="X|KIND,…",
+        help="of lossy rules: each with each of these, such as code,json,narrative,auto,0.3 (default: the rule's own)",
+    )
+    group.add_argument(
         "--at-once", type=counts, default=(1, 8), metavar="N,N,…", help="requests that run side by side (default: 1,8)"
     )
     group.add_argument("--temperature", type=temperatures, default=(0.0, 1.0), metavar="X,X,…", help="(default: 0,1)")
@@ -101,6 +107,8 @@ def run(args: Namespace) -> int:
     from paceline.audit.text import text
 
     args = _filled(args)
+    if args.threshold and not any(known.threshold is not None for known in args.rule):
+        raise InvalidRequest("--threshold is for lossy rules: name one, such as --rule threshold")
     prompts = _prompts(args)
     if args.html is not None:
         write(args.html, "", mode="a")  # raises before the work if the file cannot be written
@@ -188,6 +196,7 @@ def _scope(args: Namespace, llm: LLM) -> Scope:
         seed=args.seed,
         samples=args.samples,
         places=args.places,
+        thresholds=args.threshold or (None,),
     )
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from paceline.cli import bench_grid
 from paceline.cli.interrupts import interrupted_status
 from paceline.cli.options import add_model_options, count, counts, load, rule, temperatures
 from paceline.cli.progress import Progress, progress_bar
@@ -28,6 +29,7 @@ OFFLINE = """Prompts on the engine itself, plain and speculative in turns: how m
 paceline bench offline smollm2 --prompts code_edit --count 20
 paceline bench offline smollm2 --drafter ngram --drafter eagle:PATH --prompts spec_bench --draft 2,4,8 --batch 1,8
 paceline bench offline MODEL --prompts mt_bench --temperature 0,1 --json --html report.html
+paceline bench offline smollm2 --grid --minutes 60 --save grid.jsonl
 
 Decode speed counts from the moment at which every request of a batch has its first token. With --json the last line has
 plain_tok_s, speculative_tok_s, ratio, ratio_interval, tokens_per_step, identical and prompts of the first cell, and
@@ -37,25 +39,62 @@ all cells of the grid under `cells`.
 
 def add_arguments(parser: ArgumentParser) -> None:
     add_model_options(parser)
-    add_prompts(parser)
+    add_prompts(parser, required=False)  # a grid has kinds of its own
     parser.add_argument("--raw", action="store_true", help="continue prompts as they are, without the chat template")
     group = parser.add_argument_group("over what")
-    group.add_argument("--draft", type=counts, metavar="K,K,…", help="longest drafts (default: the governor's choice)")
-    group.add_argument("--batch", type=counts, default=(1,), metavar="N,N,…", help="prompts at once (default: 1)")
-    group.add_argument("--temperature", type=temperatures, default=(0.0,), metavar="X,X,…", help="(default: 0)")
+    group.add_argument(
+        "--grid",
+        action="store_true",
+        help="every kind of prompts at every batch size and temperature: the default settings against plain decoding, "
+        "and against fixed drafters and lengths",
+    )
+    group.add_argument(
+        "--minutes",
+        type=float,
+        metavar="M",
+        help="of --grid: begin no cell later; --save FILE lets it go on another day",
+    )
+    group.add_argument(
+        "--draft",
+        type=counts,
+        metavar="K,K,…",
+        help="longest drafts (default: the governor's choice); of --grid: lengths of fixed drafts (default: 2,4,8)",
+    )
+    group.add_argument(
+        "--batch", type=counts, metavar="N,N,…", help="prompts at once (default: 1; of --grid: 1,2,4,8,16,32)"
+    )
+    group.add_argument("--temperature", type=temperatures, metavar="X,X,…", help="(default: 0; of --grid: 0,1)")
     group.add_argument("--rule", type=rule, default=Rule.COUPLED, metavar="RULE", help="(default: coupled)")
     group.add_argument(
         "--rounds",
         type=count,
-        default=3,
         metavar="N",
-        help="turns of each cell, of which the median counts (default: 3)",
+        help="turns of each cell, of which the median counts (default: 3; of --grid: 8, each of other prompts)",
     )
     group.add_argument("--ignore-eos", action="store_true", help="answers of full length")
     add_results(parser)
 
 
+# Values of options that are not given: of some cells, and of a grid.
+CELLS: Mapping[str, Any] = {"batch": (1,), "temperature": (0.0,), "rounds": 3}
+GRID: Mapping[str, Any] = {"batch": (1, 2, 4, 8, 16, 32), "temperature": (0.0, 1.0), "rounds": 8, "draft": (2, 4, 8)}
+
+
 def run(args: Namespace) -> int:
+    usual = GRID if args.grid else CELLS
+    args = Namespace(**vars(args) | {name: value for name, value in usual.items() if getattr(args, name) is None})
+    if args.grid:
+        return bench_grid.run(_with_room(args), encode=_encoded)
+    if not args.prompts:
+        raise InvalidRequest(
+            "--prompts is needed: a file, or a set such as spec_bench; --grid takes all sets by itself"
+        )
+    if args.minutes is not None:
+        raise InvalidRequest("--minutes is for --grid: leave it out")
+    return _run_cells(args)
+
+
+def _run_cells(args: Namespace) -> int:
     from paceline.bench.offline import measure
     from paceline.bench.offline_record import record, text
     from paceline.bench.workloads import workload

@@ -21,10 +21,12 @@ from paceline.models.advice import GENERATION
 from paceline.rules import BUILT_IN, Rule
 from paceline.sizes import parse_size
 from paceline.types import Grammar, SamplingParams, Speculation
+from paceline.work_kinds import WorkKind, read_threshold
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
 
+LOSSY = ", ".join(rule for rule in BUILT_IN if not rule.lossless)
 FORMATS = ("auto", "native", "fp32", "bf16", "fp8", "int8", "int4", "int4-all")
 
 ENGINE_HELP = {
@@ -106,11 +108,14 @@ def add_answer_options(parser: ArgumentParser, *, max_tokens: int) -> None:
         type=rule,
         default=Rule.COUPLED,
         metavar="RULE",
-        help=f"how drafts are accepted: {', '.join(BUILT_IN)}, or a rule of an installed package; threshold and "
-        "typical change the text (default: coupled)",
+        help=f"how drafts are accepted: {', '.join(BUILT_IN)}, or a rule of an installed package; {LOSSY} "
+        "change the text (default: coupled)",
     )
     group.add_argument(
-        "--threshold", type=float, metavar="X", help="how likely a token must be, of threshold and typical"
+        "--threshold",
+        type=threshold,
+        metavar="X|KIND",
+        help=f"how likely a token must be, of {LOSSY}: a number, or a kind of work: {', '.join(WorkKind)}",
     )
     group.add_argument("--p-min", type=float, metavar="X", help="a draft ends when its confidence falls below this")
     group = parser.add_argument_group("sampling (`paceline inspect` says what the model's authors advise)")
@@ -119,7 +124,7 @@ def add_answer_options(parser: ArgumentParser, *, max_tokens: int) -> None:
 
 
 def engine_config(args: Namespace, *, device: str = "cpu") -> EngineConfig:
-    return EngineConfig.of(device=device, **_given(args, EngineConfig))
+    return EngineConfig.of(device=device, **given(args, EngineConfig))
 
 
 def drafters_of(args: Namespace) -> list[str]:
@@ -139,7 +144,7 @@ def load(
 
     check_rules(_rules(args), device=args.device)
     words = drafters_of(args) if drafters else []
-    options = _given(args, EngineConfig)
+    options = given(args, EngineConfig)
     with progress_bar(f"loading {Path(args.target).name}") as shown:
         latest = (0, 0)  # bytes
 
@@ -168,7 +173,7 @@ def load(
 
 
 def sampling_of(args: Namespace, default: SamplingParams) -> SamplingParams:
-    return replace(default, **_given(args, SamplingParams))
+    return replace(default, **given(args, SamplingParams))
 
 
 def speculation_of(args: Namespace) -> Speculation:
@@ -190,7 +195,7 @@ def _rules(args: Namespace) -> list[Rule]:
     return [given] if isinstance(given, Rule) else given
 
 
-def _given(args: Namespace, cls: type[Any]) -> dict[str, Any]:
+def given(args: Namespace, cls: type[Any]) -> dict[str, Any]:
     """Fields of `cls` that the user gave; the others keep their defaults."""
     values = {field.name: getattr(args, field.name, None) for field in fields(cls)}
     return {name: value for name, value in values.items() if value is not None}
@@ -221,6 +226,22 @@ def rule(text: str) -> Rule:
         return Rule(text)
     except InvalidRequest as error:
         raise ArgumentTypeError(str(error)) from None
+
+
+def threshold(text: str) -> float | WorkKind:
+    """A threshold of a lossy rule: a kind of work, or a number in (0, 1]."""
+    try:
+        number: object = float(text)
+    except ValueError:
+        number = text
+    try:
+        return read_threshold(number)
+    except InvalidRequest as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def thresholds(text: str) -> tuple[float | WorkKind, ...]:
+    return tuple(threshold(word) for word in text.split(","))
 
 
 def count(text: str) -> int:

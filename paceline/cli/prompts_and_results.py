@@ -13,12 +13,12 @@ from paceline.cli.options import count
 from paceline.errors import StorageError
 
 
-def add_prompts(parser: ArgumentParser) -> None:
+def add_prompts(parser: ArgumentParser, *, required: bool = True) -> None:
     group = parser.add_argument_group("prompts")
     group.add_argument(
         "--prompts",
         action="append",
-        required=True,
+        required=required,
         metavar="FILE|SET",
         help="JSON lines, ShareGPT, one prompt a line, a set such as spec_bench, or synthetic: random, sonnet; may "
         "be given several times",

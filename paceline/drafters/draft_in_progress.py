@@ -24,6 +24,7 @@ class DraftInProgress:
     tokens: list[int] = field(default_factory=list)
     probs: list[Tensor] = field(default_factory=list)  # [vocab] each, for rules that ask for distributions
     confidence: float = 1.0  # the drafter's own estimate that all tokens so far are right
+    told: list[float] = field(default_factory=list)  # its estimates up to each token, for a rule that asks for them
 
     @property
     def complete(self) -> bool:
@@ -53,8 +54,15 @@ class DraftInProgress:
         place = np.array([(len(self.ask.tokens) << 32) + self.position])
         return int(sampler.draw(edited, place, pick, stream=Stream.DRAFT)[0])
 
+    def tell(self, place: int, logits: Tensor) -> None:
+        """Keep how likely the token at `place` of edited logits [1, vocab] is, for a rule that wants confidence."""
+        sampler = self.ask.sampler
+        probs = torch.softmax(logits, dim=-1) if sampler.greedy else sampler.probs(logits)
+        self.told.append((self.told[-1] if self.told else 1.0) * float(probs[0, place]))
+
     def finished(self) -> Draft:
-        return Draft(tokens=tuple(self.tokens), probs=torch.stack(self.probs) if self.probs else None)
+        probs = torch.stack(self.probs) if self.probs else None
+        return Draft(tokens=tuple(self.tokens), probs=probs, confidence=tuple(self.told))
 
 
 def probability_of(token: int, logits: Tensor) -> float:

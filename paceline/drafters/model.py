@@ -176,6 +176,8 @@ class ModelDrafter(Drafter):
         for i, one in enumerate(drafts):
             token = one.draw_freely(logits[i : i + 1], self.forward.pick) if one.free else tokens[i]
             self._lanes.tokens_np[one.ask.lane, one.position] = token
+            if one.ask.rule.wants_confidence:
+                one.tell(token, one.ask.sampler.edit(logits[i : i + 1], [one.tokens]))
             if one.min_confidence and not one.complete:
                 one.confidence *= self._confidence(one, logits[i], token)
             one.tokens.append(token)

@@ -388,5 +388,7 @@ def _seat(work: Work, offer: Offer | None, price: float, *, tree: bool, tapped: 
     one_way = sampler.greedy or sampler.grammar is not None
     if (rule.wants_probs and (tree or one_way)) or (rule.lossless and one_way):
         rule = Rule.COUPLED
-    threshold = speculation.threshold or rule.threshold or 0.0
-    return Seat(work.sequence.lane, work.max_draft, offer, price, rule, threshold, speculation.p_min, tapped)
+    if rule.wants_confidence and (tree or offer is not None):
+        rule = Rule.THRESHOLD  # nobody knows how sure the drafter was
+    least = 0.0 if rule.threshold is None else speculation.min_likelihood
+    return Seat(work.sequence.lane, work.max_draft, offer, price, rule, least, speculation.p_min, tapped)

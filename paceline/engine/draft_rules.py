@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.accept.lossy import NEUTRAL
 from paceline.accept.registry import judged_by
 from paceline.accept.rows import Outcome, Rows
 from paceline.kernels.noise import gumbel_noise
@@ -114,6 +115,12 @@ class DraftVerification:
         return self.drafts.q.flatten(0, 1)
 
     @property
+    def confidence(self) -> Tensor:
+        if self.drafts.q is None:
+            return torch.full_like(self.targets, NEUTRAL, dtype=torch.float32)
+        return self.q.gather(1, self.rows.tokens[:, None])[:, 0]
+
+    @property
     def coins(self) -> Tensor:
         return uniforms(self._seeds, self._positions - 1, Stream.ACCEPT).flatten()
 
@@ -187,6 +194,10 @@ class HostVerification:
     @cached_property
     def q(self) -> Tensor:
         return self._of(self._given.q)
+
+    @cached_property
+    def confidence(self) -> Tensor:
+        return self._of(self._given.confidence)
 
     @cached_property
     def coins(self) -> Tensor:

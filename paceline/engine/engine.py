@@ -83,6 +83,7 @@ class Engine:
             grammars=grammars_of(tokenizer, vocab_size=forward.vocab_size, eos_ids=eos_ids) if tokenizer else None,
         )
         governor = Governor(config, self.drafters, max_context=max_context, rounds=rounds)
+        self.fixed_drafts = governor.fixed  # for measurements: within its block, drafts are as `fixed_draft` says
         self._stepper = self._make_stepper(forward, governor, config, rounds)
         self._scheduler = Scheduler(
             config,

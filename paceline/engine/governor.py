@@ -10,8 +10,10 @@ The scheduler asks for `draft_lengths`; the engine reports acceptance to `learn`
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
+from dataclasses import replace
 from statistics import linear_regression
 from typing import NamedTuple
 
@@ -80,6 +82,18 @@ class Governor:
         # drafter, sequences → levels of drafts of 0, 1, … tokens
         self._known_levels: dict[tuple[str, int], list[int]] = {}
         self._enders: dict[str, bool] = {}  # drafter → whether it ends drafts itself
+
+    @contextmanager
+    def fixed(self) -> Iterator[None]:
+        """Draft as with `fixed_draft` until the end of the block, for a measurement beside governed drafts. What the
+        governor knows of acceptance and of rests stays as it is; passes still teach it what rows cost."""
+        kept = self._config, self._rests, self._trials
+        self._config = replace(self._config, fixed_draft=True, max_draft_batch=self._config.max_sequences)
+        self._rests, self._trials = Rests(), Trials()
+        try:
+            yield
+        finally:
+            self._config, self._rests, self._trials = kept
 
     def draft_lengths(self, sequences: Seq[Sequence], *, running: int, rows: int) -> list[int]:
         """Return the longest draft worth asking for, for each sequence, with at most `rows` tokens in all. If it is 0,

@@ -36,18 +36,21 @@ def _part(draft: Draft, kept: list[int]) -> Draft:
         tokens=tuple(draft.tokens[node] for node in kept),
         parents=tuple(places[draft.parents[node]] for node in kept) if draft.parents else (),
         probs=None if draft.probs is None else draft.probs[kept],
+        confidence=tuple(draft.confidence[node] for node in kept) if draft.confidence else (),
     )
 
 
 def _with_forced(draft: Draft, paths: list[tuple[int, ...]], grammar: GrammarState, *, limit: int) -> Draft:
     """Add the tokens that are forced behind the ends of a draft. Rules that want probabilities take none of them."""
     tokens, parents = [*draft.tokens], [*(draft.parents or range(-1, len(draft.tokens) - 1))]
+    confidence = [*draft.confidence]
     for end in sorted({*range(len(paths))} - {*parents}):
         for token in grammar.forced_behind(paths[end], limit - len(tokens)):
             parents.append(end)
             end = len(tokens)
             tokens.append(token)
+            confidence += confidence[parents[-1] :][:1]  # a forced token is as sure as the one before it
     if len(tokens) == len(paths):
         return draft
     chain = parents == [*range(-1, len(tokens) - 1)]
-    return replace(draft, tokens=tuple(tokens), parents=() if chain else tuple(parents))
+    return replace(draft, tokens=tuple(tokens), parents=() if chain else tuple(parents), confidence=tuple(confidence))

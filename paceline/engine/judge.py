@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline.accept.coupled import DrawnTokens, accept_coupled
+from paceline.accept.lossy import NEUTRAL
 from paceline.accept.registry import judged_by
 from paceline.accept.rows import Outcome, Rows
 from paceline.engine.scheduler import Work
@@ -145,6 +146,11 @@ class VerifiedWorks:
         return torch.cat(parts)
 
     @cached_property
+    def confidence(self) -> Tensor:
+        each = [work.draft.own_confidence or [NEUTRAL] * len(work.draft) for work in self._works]
+        return torch.tensor([value for own in each for value in (NEUTRAL, *own)])
+
+    @cached_property
     def coins(self) -> Tensor:
         # The token of row r is at positions[r] - 1, and its coin is keyed by that position. So each coin is used once:
         # a rule uses no coin beyond the first rejection, and tokens before it are never judged again.
@@ -165,8 +171,7 @@ class VerifiedWorks:
 
     @property
     def thresholds(self) -> list[float]:
-        asked = [work.sequence.request.speculation for work in self._works]
-        return [each.threshold or each.rule.threshold or 0.0 for each in asked]
+        return [work.sequence.request.speculation.min_likelihood for work in self._works]
 
     @cached_property
     def _edited(self) -> list[Tensor]:

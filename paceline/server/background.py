@@ -48,7 +48,9 @@ class ServedModel:
         self, prompt: Sequence[int], sampling: SamplingParams, *, speculation: Speculation
     ) -> Iterator[TokenEvent]:
         """Yield events as they come. Closing the iterator early aborts the request. Raises as `LLM.stream` does."""
-        request = Request(id=next(self._ids), prompt=tuple(prompt), sampling=sampling, speculation=speculation)
+        tokens, structured = tuple(prompt), sampling.grammar is not None
+        asked = self._bridge.llm.resolved(speculation, [tokens], structured=structured)
+        request = Request(id=next(self._ids), prompt=tokens, sampling=sampling, speculation=asked)
         return self._events(self._await(self._submit(request)))
 
     def _events(self, stream: Stream) -> Iterator[TokenEvent]:

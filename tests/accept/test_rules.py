@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from paceline.accept.block import accept_block
 from paceline.accept.coupled import accept_coupled
-from paceline.accept.lossy import accept_likely, typical_floors
+from paceline.accept.lossy import NEUTRAL, accept_likely, accept_needed, needed_by_confidence, typical_floors
 from paceline.accept.outside import problem_of
 from paceline.accept.registry import in_use
 from paceline.accept.rejection import accept_rejection
@@ -83,3 +83,17 @@ def test_in_doubt_less_will_do() -> None:
     sure, doubtful = torch.tensor([1.0] + [0.0] * 15), torch.full((16,), 1 / 16)
     floors = typical_floors(torch.stack((sure, doubtful)), torch.tensor([0.09, 0.09]))
     assert floors.tolist() == pytest.approx([0.09, 0.3 / 16])
+
+
+def test_less_will_do_where_the_drafter_is_sure() -> None:
+    """Nothing but the target's own token where it is not, and the threshold where it does not say."""
+    needed = needed_by_confidence(torch.tensor([0.0, NEUTRAL, 1.0]), torch.tensor([0.3, 0.3, 0.3]))
+    assert needed.tolist() == pytest.approx([1.0, 0.3, 0.09])
+
+
+def test_the_likeliest_of_the_siblings_that_will_do() -> None:
+    """Token 1 is likelier, and needs more than it has; token 2 has what it needs."""
+    rows = Rows(**by_hand.lay_out([Draft(tokens=(1, 2), parents=(-1, -1))]).tensors(), depth=1)
+    p, targets = torch.tensor([[0.4, 0.35, 0.25]] * 3), torch.zeros(3, dtype=torch.int64)
+    outcome = accept_needed(rows, targets, p, torch.tensor([1.0, 0.5, 0.2]))
+    assert outcome.alive.tolist() == [True, False, True]

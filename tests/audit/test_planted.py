@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,20 @@ def test_a_lossy_rule_is_never_called_identical(auditor: Auditor) -> None:
     assert (lossy["promise"], lossy["identical"], lossy["compared"]) == ("lossy", 0, 0)
     assert found["answers"] == {"compared": 4, "identical": 4, "near_tie": 0, "structural": 0}
     assert "LOSSY by typical" in told.out
+
+
+def test_what_a_lossy_rule_loses(auditor: Auditor) -> None:
+    """A threshold of 1 loses nothing, for only the target's own tokens reach it; a low one makes the text unlikely."""
+    words = ("--rule", "threshold", "--temperature", 0, "--no-edits", "--threshold")
+    told = auditor(*words, "auto,0.001,1")
+    auto, low, strict = (case["loss"] for case in told.found["cases"] if case["rule"] == "threshold")
+    assert [case["threshold"] for case in told.found["cases"]] == [None, "auto", 0.001, 1.0]
+    assert (strict["changed"], strict["first_difference"], strict["lost_logprob"]) == (0, None, 0)
+    assert (low["changed"], low["answers"]) == (4, 4)
+    assert low["lost_logprob"] > max(0.1, auto["lost_logprob"])
+    assert low["perplexity_ratio"] == pytest.approx(math.exp(low["plain_logprob"] - low["logprob"]))
+    assert "4 of 4 answers changed, half of them by token" in told.out
+    assert "name one, such as --rule threshold" in auditor("--threshold", "code").err
 
 
 def test_where_nothing_is_drafted_nothing_is_shown(auditor: Auditor) -> None:

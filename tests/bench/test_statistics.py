@@ -4,7 +4,14 @@ import random
 
 import pytest
 
-from paceline.bench.statistics import MIN_UNITS, paired_ratio, summary, unpaired_ratio
+from paceline.bench.statistics import (
+    MIN_UNITS,
+    geometric_ratio,
+    paired_ratio,
+    student_quantile,
+    summary,
+    unpaired_ratio,
+)
 
 
 def test_a_summary() -> None:
@@ -64,3 +71,26 @@ def test_nothing_to_compare() -> None:
     assert unpaired_ratio([], [1.0]) is None
     with pytest.raises(ValueError, match="1 units against 2"):
         paired_ratio([(1, 1)], [(1, 1), (1, 1)])
+
+
+def test_student_s_quantiles() -> None:
+    """As tables have them, far out in the tails, too."""
+    for probability, freedom, expected in (
+        (0.975, 7, 2.3646),
+        (0.9995, 3, 12.924),
+        (0.975, 1, 12.706),
+        (0.975, 60, 2.0),
+    ):
+        assert student_quantile(probability, freedom) == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_geometric_mean() -> None:
+    found, corrected = (geometric_ratio([0.5, 2.0, 0.5, 2.0], comparisons=count) for count in (1, 100))
+    assert found is not None
+    assert corrected is not None
+    assert found.value == pytest.approx(1.0)
+    assert found.low is not None
+    assert corrected.low is not None
+    assert corrected.low < found.low < 0.5
+    assert geometric_ratio([1.1, 1.2]) is not None
+    assert geometric_ratio([]) is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
@@ -10,7 +10,15 @@ from typing import Any, get_args
 import pytest
 
 from paceline.cli.main import build_parsers
-from paceline.cli.options import ENGINE_HELP, FORMATS, drafters_of, engine_config, sampling_of, speculation_of
+from paceline.cli.options import (
+    ENGINE_HELP,
+    FORMATS,
+    drafters_of,
+    engine_config,
+    sampling_of,
+    speculation_of,
+    threshold,
+)
 from paceline.config import GPU, EngineConfig
 from paceline.engine.assemble import DEFAULT_KV_MEMORY
 from paceline.errors import InvalidRequest
@@ -118,6 +126,9 @@ def test_speculation_options() -> None:
     assert speculation_of(parse("--rule", "rejection")).rule is Rule.REJECTION
     lossy = speculation_of(parse("--rule", "typical", "--threshold", "0.2", "--p-min", "0.4"))
     assert (lossy.rule, lossy.threshold, lossy.p_min) == (Rule.TYPICAL, 0.2, 0.4)
+    assert speculation_of(parse("--rule", "confidence", "--threshold", "code")).min_likelihood == 0.75
+    with pytest.raises(ArgumentTypeError, match=r"in \(0, 1\], or one of code, json, narrative, auto, not 'prose'"):
+        threshold("prose")
     assert speculation_of(parse()).p_min is None
 
 

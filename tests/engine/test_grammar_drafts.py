@@ -53,6 +53,16 @@ def test_branches_of_a_tree_are_cut_and_continued() -> None:
     assert followed.problem(vocab_size=TOKENIZER.vocab_size, max_length=8) is None
 
 
+def test_confidence_stays_with_its_tokens() -> None:
+    """A forced token is as sure as the one before it."""
+    o, n, a, x = (ids(text)[0] for text in ("o", "n", "a", "x"))
+    tree = Draft((o, a, x, n, x), (-1, -1, 0, 0, 3), confidence=(0.5, 0.4, 0.3, 0.25, 0.1))
+    followed = follow_grammar(tree, state(), limit=8)
+    told = dict(zip(texts(followed), followed.confidence, strict=True))
+    assert (told["o"], told["a"], told["on"]) == (0.5, 0.4, 0.25)
+    assert (told["on "], told["at"], told["at "]) == (0.25, 0.4, 0.4)
+
+
 def test_rules_that_want_probabilities_get_no_tokens_without() -> None:
     tokens = ids("on 7x")
     draft = Draft(tokens, probs=torch.eye(TOKENIZER.vocab_size)[list(tokens)])

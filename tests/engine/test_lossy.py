@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from paceline.draft import Draft
 from paceline.rules import BUILT_IN
 from paceline.types import Grammar, Request, Rule, SamplingParams, Speculation
 from tests.odd_drafters import Scripted
@@ -25,6 +26,17 @@ class Nines(Scripted):
         return [9] * 60
 
 
+class Sure(Nines):
+    """Says how sure it is of its nines."""
+
+    def __init__(self, own: float) -> None:
+        super().__init__()
+        self._own = own
+
+    def _draft(self, truth: list[int], longest: int) -> Draft:
+        return Draft((9,) * longest, confidence=tuple(self._own ** (1 + i) for i in range(longest)))
+
+
 DIFFERENT = model_drafter(Model(noise=0.5))
 
 
@@ -39,7 +51,7 @@ def answered(rule: Rule, *, threshold: float | None = None, **more: object) -> t
 
 
 def test_which_rules_are_lossy() -> None:
-    assert LOSSY == [Rule.THRESHOLD, Rule.TYPICAL]
+    assert LOSSY == [Rule.THRESHOLD, Rule.TYPICAL, Rule.CONFIDENCE]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -98,7 +110,21 @@ def test_a_device_runs_them(temperature: float) -> None:
 
 
 def test_the_default_threshold_is_the_rule_s() -> None:
-    for rule, threshold in ((Rule.THRESHOLD, 0.3), (Rule.TYPICAL, 0.09)):
+    for rule, threshold in ((Rule.THRESHOLD, 0.3), (Rule.TYPICAL, 0.09), (Rule.CONFIDENCE, 0.3)):
         _, said = answered(rule)
         _, same = answered(rule, threshold=threshold)
         assert tokens_of(said) == tokens_of(same)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_sure_drafter_is_believed_more(temperature: float) -> None:
+    """Nines are said as often as their drafter is sure of them, and as by a threshold if it does not say."""
+
+    def nines(drafter: Nines, rule: Rule = Rule.CONFIDENCE) -> int:
+        rig = build("toy", {"nines": always(drafter)}, min_acceptance=0.0)
+        told = run(rig, [ask(Speculation(rule=rule, threshold=0.005), temperature=temperature)])
+        return sum(tokens.count(9) for tokens in tokens_of(told).values())
+
+    unsure, neutral, sure = (nines(Sure(own)) for own in (0.0, 0.5, 1.0))
+    assert unsure < neutral < sure
+    assert neutral == nines(Sure(0.5), Rule.THRESHOLD) == nines(Sure(1.0), Rule.THRESHOLD)

@@ -22,11 +22,11 @@ PARAMS: Mapping[str, SamplingParams] = {
     "edits": SamplingParams(seed=4, repetition_penalty=1.3, frequency_penalty=0.4, logit_bias={5: 1.0}),
     "greedy": SamplingParams(temperature=0),
 }
-LOSSY = (Rule.THRESHOLD, Rule.TYPICAL)
+LOSSY = (Rule.THRESHOLD, Rule.TYPICAL, Rule.CONFIDENCE)
 OTHERS = (Rule.REJECTION, Rule.BLOCK, *LOSSY)
 
 
-def requests(*rules: Rule, tokens: int = 20) -> list[Request]:
+def requests(*rules: Rule, tokens: int = 20, threshold: float = 0.4) -> list[Request]:
     """One request for each kind of parameters, all under these rules in turn."""
     return [
         Request(
@@ -34,7 +34,7 @@ def requests(*rules: Rule, tokens: int = 20) -> list[Request]:
             prompt=prompt(9 + i, seed=i),
             sampling=replace(params, max_tokens=tokens),
             speculation=Speculation(
-                rule=rules[i % len(rules)], threshold=0.4 if rules[i % len(rules)] in LOSSY else None
+                rule=rules[i % len(rules)], threshold=threshold if rules[i % len(rules)] in LOSSY else None
             ),
         )
         for i, (name, params) in enumerate(PARAMS.items())
@@ -65,6 +65,15 @@ def test_the_device_says_what_the_host_says(rule: Rule) -> None:
     for key, told in mine.items():
         assert told.tokens[:32] == theirs[key].tokens[:32]
     assert any(told.stats.accepted < told.stats.drafted for told in mine.values()) or rule is Rule.TYPICAL
+
+
+def test_a_device_knows_how_sure_its_drafter_is() -> None:
+    """So that the rule is another one than a threshold, and the same as on the host."""
+    sure, fixed = (requests(rule, tokens=40, threshold=0.05) for rule in (Rule.CONFIDENCE, Rule.THRESHOLD))
+    mine, theirs = on_device(sure)[1], on_host(sure)
+    for key, told in mine.items():
+        assert told.tokens[:32] == theirs[key].tokens[:32]
+    assert tokens_of(mine) != tokens_of(on_device(fixed)[1])
 
 
 @pytest.mark.parametrize("rule", LOSSY)

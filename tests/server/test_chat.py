@@ -14,7 +14,7 @@ from paceline.llm import LLM
 from paceline.server.protocol.requests import SpeculationOptions
 from paceline.server.settings import Settings
 from paceline.server.translate.speculation import read_speculation
-from paceline.types import Request, SamplingParams
+from paceline.types import Request, SamplingParams, Speculation
 from tests.server.api import HELLO, Api, check_error, serving, text_of, tiny_llm
 
 OFF = {"enabled": False}
@@ -324,7 +324,7 @@ def test_a_server_that_drains(api: Api) -> None:
 
 
 def test_a_lossy_rule_says_so(api: Api) -> None:
-    for rule in ("threshold", "typical"):
+    for rule in ("threshold", "typical", "confidence"):
         told = api.chat(speculation={"rule": rule, "threshold": 0.01}, temperature=1, seed=1)["speculation"]
         assert told["rule"] == rule
         assert not told["lossless"]
@@ -333,15 +333,41 @@ def test_a_lossy_rule_says_so(api: Api) -> None:
         assert api.chat(speculation={"rule": rule})["speculation"]["lossless"]
 
 
+def test_a_kind_of_work_sets_the_threshold(api: Api) -> None:
+    def told(threshold: float | str, text: str = "Hello", **more: Any) -> tuple[Any, Any, Any]:
+        asked = {"speculation": {"rule": "threshold", "threshold": threshold}, **more}
+        found = api.chat(messages=[{"role": "user", "content": text}], **asked)["speculation"]
+        return found["rule"], found["threshold"], found["kind"]
+
+    assert told("narrative") == told("auto") == ("threshold", 0.5, "narrative")
+    assert told("auto", "Fix it:\n```\nx=1\n```") == ("threshold", 0.75, "code")
+    assert told("auto", response_format={"type": "json_object"}) == ("threshold", 0.65, "json")
+    assert told(0.4) == ("threshold", 0.4, None)
+    plain = api.chat()["speculation"]
+    assert (plain["threshold"], plain["kind"]) == (None, None)
+
+
+def test_a_kind_below_what_the_server_allows(llm: LLM) -> None:
+    with serving(llm, allowed_threshold=0.7) as api:
+        asked = {"messages": HELLO, "speculation": {"rule": "threshold", "threshold": "auto"}}
+        error = api.post("/v1/chat/completions", asked).json()["error"]
+        assert error["message"] == "threshold is 0.5 (narrative, as auto found); this server allows no less than 0.7"
+        assert error["param"] == "speculation.threshold"
+
+
+def as_asked(asked: Speculation) -> Speculation:
+    return asked
+
+
 def test_the_server_s_own_rule_and_threshold() -> None:
     settings = Settings(default_rule="typical", default_threshold=0.4, allowed_threshold=0.2)
     given: list[dict[str, Any]] = [{}, {"threshold": 0.3}, {"rule": "threshold"}, {"rule": "coupled"}]
-    asked = [read_speculation(SpeculationOptions(**options), settings) for options in given]
-    assert asked == [read_speculation(None, settings), *asked[1:]]
+    asked = [read_speculation(SpeculationOptions(**options), settings, resolve=as_asked) for options in given]
+    assert asked == [read_speculation(None, settings, resolve=as_asked), *asked[1:]]
     assert [one.rule for one in asked] == ["typical", "typical", "threshold", "coupled"]
     assert [one.threshold for one in asked] == [0.4, 0.3, 0.3, None]
     with pytest.raises(InvalidRequest, match=r"threshold is 0\.1; this server allows no less than 0\.2"):
-        read_speculation(SpeculationOptions(threshold=0.1), settings)
+        read_speculation(SpeculationOptions(threshold=0.1), settings, resolve=as_asked)
 
 
 def test_allowed_speculation(llm: LLM) -> None:

@@ -72,6 +72,8 @@ class ChainDrafting:
             place = best if sampler.greedy else int(sampler.draw(logits, position, self._head.pick)[0])
             token = self._ids[place]
         self._lanes.tokens_np[draft.ask.lane, draft.position] = token
+        if draft.ask.rule.wants_confidence:
+            draft.tell(place, logits)
         draft.tokens.append(token)
         if draft.min_confidence and not draft.complete:
             draft.confidence *= head_confidence(probability_of(place, logits[0]), drawn=not sampler.greedy)

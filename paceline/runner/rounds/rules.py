@@ -8,7 +8,8 @@ know no rules. For Paceline's own rules it only launches work, so that such a ro
     rows of the verification   │ seat 0 │ seat 1     │ …          ragged
     rows of the drafts         │ root d d . .         │ …          [drafts, longest + 2], unused rows at the end
 
-A rule that wants distributions gets those of drafts whose tokens `DraftingRound.append` has drawn.
+A rule that wants distributions or confidence gets the distributions of drafts whose tokens `DraftingRound.append` has
+drawn.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class RoundRules:
         self._chosen.fill_(seats)
         self._rule.fill_(-1)
         self._verdicts = torch.zeros((seats + 1, 2), dtype=torch.int32, device=device)  # the last one is for padding
-        wants_probs = any(rule.wants_probs for rule in rules)
+        wants_probs = any(rule.wants_probs or rule.wants_confidence for rule in rules)
         self._q = _distributions(count, self._width, vocab, device) if wants_probs else None
         self._drawn = False  # the drafter has drawn tokens from distributions
 

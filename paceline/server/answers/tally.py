@@ -14,7 +14,6 @@ from typing import Any, Literal, Self
 from paceline import __version__
 from paceline.accept.registry import in_use
 from paceline.llm import Sample
-from paceline.rules import Rule
 from paceline.server.answers.timings import timings
 from paceline.server.protocol.answers import SpeculationStats
 from paceline.server.protocol.llama_cpp import Timings
@@ -22,7 +21,7 @@ from paceline.server.protocol.requests import ChatRequest, CompletionRequest
 from paceline.server.translate.translator import Translation
 from paceline.text.detokenizer import IncrementalDecoder
 from paceline.text.tokenizer import Tokenizer
-from paceline.types import Finish, Logprob, SequenceStats, TokenEvent
+from paceline.types import Finish, Logprob, SequenceStats, Speculation, TokenEvent
 
 Fields = dict[str, Any]
 FINGERPRINT = f"paceline-{__version__}"
@@ -192,10 +191,10 @@ class Tally:
         """Sum the work of speculation over all choices."""
         asked = self.asked.requests[0].speculation
         all_stats = [choice.sample.stats for choice in self.choices]
-        return speculation_stats(all_stats, enabled=asked.enabled, rule=asked.rule)
+        return speculation_stats(all_stats, asked)
 
 
-def speculation_stats(all_stats: Sequence[SequenceStats], *, enabled: bool, rule: Rule) -> SpeculationStats:
+def speculation_stats(all_stats: Sequence[SequenceStats], asked: Speculation) -> SpeculationStats:
     rounds, drafted = sum(s.rounds for s in all_stats), sum(s.drafted for s in all_stats)
     accepted, steps = sum(s.accepted for s in all_stats), sum(s.steps for s in all_stats)
     longest = max((len(s.accepted_by_position) for s in all_stats), default=0)
@@ -204,10 +203,12 @@ def speculation_stats(all_stats: Sequence[SequenceStats], *, enabled: bool, rule
     ]
     reasons = dict.fromkeys(s.off_reason for s in all_stats if s.off_reason is not None)
     return SpeculationStats(
-        enabled=enabled,
+        enabled=asked.enabled,
         drafter=next((s.drafter for s in all_stats if s.drafter is not None), None),
-        rule=str(in_use(rule)),
-        lossless=rule.lossless or not enabled,
+        rule=str(in_use(asked.rule)),
+        lossless=asked.rule.lossless or not asked.enabled,
+        threshold=None if asked.rule.threshold is None else asked.min_likelihood,
+        kind=asked.kind,
         num_drafts=rounds,
         num_draft_tokens=drafted,
         num_accepted_tokens=accepted,

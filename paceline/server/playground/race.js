@@ -94,7 +94,7 @@ async function lane(name, body, signal, formatted) {
 
 /** Says why the texts may differ. Empty: they may not. */
 export function excuseOf({ rule, temperature }) {
-  if (["threshold", "typical"].includes(rule)) return `the rule ${rule} is lossy`;
+  if (["threshold", "typical", "confidence"].includes(rule)) return `the rule ${rule} is lossy`;
   return rule === "coupled" || temperature === "0" ? "" : `the rule ${rule} keeps the distribution, not the text`;
 }
 

@@ -40,6 +40,8 @@ class SpeculationStats(BaseModel):
     drafter: str | None
     rule: str
     lossless: bool = Field(description="false: the text may not be the one that the target alone would have written")
+    threshold: float | None = Field(description="how likely a token had to be; null where the rule takes no threshold")
+    kind: str | None = Field(description="the kind of work that the threshold is for; null: it was given as a number")
     num_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int

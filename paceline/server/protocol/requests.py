@@ -17,6 +17,7 @@ from paceline.chat.tools import MAX_TOOLS
 from paceline.checks import MAX_STOPS
 from paceline.rules import BUILT_IN
 from paceline.types import MAX_LOGPROBS, MAX_SAMPLES
+from paceline.work_kinds import WorkKind
 
 MAX_BIASES = 10_000  # entries of logit_bias
 MAX_TOP_LOGPROBS = 20  # OpenAI's limit for a chat
@@ -25,7 +26,7 @@ MAX_IGNORED_LENGTH = 100  # characters of a name listed there
 RULES = ", ".join(BUILT_IN)
 PARSE_SPECIAL = "read texts of control tokens in a prompt, such as <|im_start|>, as these; otherwise they are text"
 TOOL_CHOICE = "auto, none, required, a function by name, or allowed_tools"
-LOSSY = " and ".join(rule for rule in BUILT_IN if not rule.lossless)
+LOSSY = ", ".join(rule for rule in BUILT_IN if not rule.lossless)
 
 
 class RequestPart(BaseModel):
@@ -94,8 +95,10 @@ class SpeculationOptions(RequestPart):
     drafter: str | None = Field(None, description="the name of a drafter that is loaded; see /v1/speculation")
     max_draft: int | None = within("longest draft in tokens", minimum=1, maximum=1024)
     rule: str | None = Field(None, description=f"how drafts are accepted: {RULES}")
-    threshold: float | None = within(
-        f"how likely a token must be, of the lossy rules {LOSSY}", exclusiveMinimum=0, maximum=1
+    threshold: float | str | None = within(
+        f"how likely a token must be, of the lossy rules {LOSSY}: a number, or a kind of work: {', '.join(WorkKind)}",
+        exclusiveMinimum=0,
+        maximum=1,
     )
     p_min: float | None = within("a draft ends once its drafter believes less in it", minimum=0, maximum=1)
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from paceline.errors import InvalidRequest
 from paceline.rules import Rule
 from paceline.server.protocol.requests import SpeculationOptions
 from paceline.server.settings import Settings
 from paceline.types import Speculation
+from paceline.work_kinds import WorkKind
 
 
-def read_speculation(options: SpeculationOptions | None, settings: Settings) -> Speculation:
-    """Read the field `speculation` of a body; the server's defaults fill absent options."""
+def read_speculation(
+    options: SpeculationOptions | None, settings: Settings, *, resolve: Callable[[Speculation], Speculation]
+) -> Speculation:
+    """Read the field `speculation` of a body; the server's defaults fill absent options. `resolve`: puts the kind of
+    work in the place of a threshold `auto`."""
     if options is None:
         options = SpeculationOptions.model_validate({})
     _check_allowed(options, settings)
     rule = Rule((options.rule or settings.default_rule)[:60])
-    return Speculation(
+    asked = Speculation.of(
         enabled=options.enabled is not False,
         drafter=options.drafter,
         max_draft=options.max_draft,
@@ -23,9 +29,12 @@ def read_speculation(options: SpeculationOptions | None, settings: Settings) -> 
         threshold=_threshold(options, rule, settings),
         p_min=options.p_min,
     )
+    made = resolve(asked)
+    _check_threshold(made, settings, automatic=asked.threshold is WorkKind.AUTO)
+    return made
 
 
-def _threshold(options: SpeculationOptions, rule: Rule, settings: Settings) -> float | None:
+def _threshold(options: SpeculationOptions, rule: Rule, settings: Settings) -> float | str | None:
     """Find the threshold of a rule: the request's, else the server's for its default rule, else the rule's own."""
     if options.threshold is not None or rule.threshold is None:
         return options.threshold
@@ -33,13 +42,22 @@ def _threshold(options: SpeculationOptions, rule: Rule, settings: Settings) -> f
     return max(own or rule.threshold, settings.allowed_threshold)
 
 
+def _check_threshold(made: Speculation, settings: Settings, *, automatic: bool) -> None:
+    """Raise InvalidRequest if the rule may accept less than the server allows. `automatic`: the kind was detected."""
+    given, least = made.min_likelihood, settings.allowed_threshold
+    if made.threshold is not None and given < least:
+        how = "" if made.kind is None else f" ({made.kind}{', as auto found' if automatic else ''})"
+        raise InvalidRequest(
+            f"threshold is {given:g}{how}; this server allows no less than {least:g}", param="speculation.threshold"
+        )
+
+
 def _check_allowed(options: SpeculationOptions, settings: Settings) -> None:
-    for name in ("threshold", "p_min"):
-        asked, least = getattr(options, name), getattr(settings, f"allowed_{name}")
-        if asked is not None and asked < least:
-            raise InvalidRequest(
-                f"{name} is {asked:g}; this server allows no less than {least:g}", param=f"speculation.{name}"
-            )
+    if options.p_min is not None and options.p_min < settings.allowed_p_min:
+        raise InvalidRequest(
+            f"p_min is {options.p_min:g}; this server allows no less than {settings.allowed_p_min:g}",
+            param="speculation.p_min",
+        )
     most = settings.allowed_max_draft
     if most is not None and options.max_draft is not None and options.max_draft > most:
         raise InvalidRequest(

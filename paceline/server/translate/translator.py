@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -336,7 +337,9 @@ class Translator:
         unused: Sequence[str] = (),
         behind: tuple[int, ...] = (),
     ) -> Translation:
-        speculation = read_speculation(body.speculation, self.settings)
+        structured = tools is not None or sampling.grammar is not None
+        resolve = partial(self.llm.resolved, prompts=prompts, structured=structured)
+        speculation = read_speculation(body.speculation, self.settings, resolve=resolve)
         prediction = await self._prediction(body.prediction, speculation, behind)
         for prompt in prompts if self.must_fit else ():
             self._check_room(prompt, sampling.max_tokens)

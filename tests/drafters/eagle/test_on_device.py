@@ -100,7 +100,7 @@ def test_a_step_without_states_costs_one_draft() -> None:
     assert rig.engine.stats.drafted > 0
 
 
-@pytest.mark.parametrize("rule", [Rule.COUPLED, Rule.REJECTION, Rule.BLOCK, Rule.TYPICAL])
+@pytest.mark.parametrize("rule", [Rule.COUPLED, Rule.REJECTION, Rule.BLOCK, Rule.TYPICAL, Rule.CONFIDENCE])
 def test_penalties_and_rules_see_the_whole_vocabulary(rule: Rule) -> None:
     """Drafts of a head whose vocabulary is smaller are edited, and judged by their distributions."""
     penalty = {"temperature": 0.9, "seed": 3, "repetition_penalty": 1.3}

@@ -246,7 +246,7 @@ def test_masks_of_trees_follow_their_paths(device: torch.device) -> None:
         assert landed[1].tokens == (*deepest, 3)
 
 
-@pytest.mark.parametrize("rules", [(Rule.REJECTION, Rule.THRESHOLD), (Rule.BLOCK, Rule.TYPICAL)])
+@pytest.mark.parametrize("rules", [(Rule.REJECTION, Rule.CONFIDENCE), (Rule.BLOCK, Rule.TYPICAL)])
 def test_rules_as_by_portable_rounds(rules: tuple[Rule, Rule], device: torch.device) -> None:
     """Two seats of each rule beside coupled ones, with filters and edits, and drafts of different lengths."""
     made = pair(device, "self")
