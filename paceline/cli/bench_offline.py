@@ -37,6 +37,7 @@ all cells of the grid under `cells`.
 
 def add_arguments(parser: ArgumentParser) -> None:
     add_model_options(parser)
+    parser.set_defaults(measure_speedup=False)  # the bench compares with plain decoding itself
     add_prompts(parser)
     parser.add_argument("--raw", action="store_true", help="continue prompts as they are, without the chat template")
     group = parser.add_argument_group("over what")

@@ -37,6 +37,7 @@ ENGINE_HELP = {
     "kv_format": "of keys and values on a GPU: bf16 or fp8",
     "prefix_cache": "share the pages of equal beginnings",
     "measure_cost": "draft no token that costs more time than it saves",
+    "measure_speedup": "draw about 1 %% of steps to run plain, which measures what speculation brings",
     "max_draft": "longest draft of a sequence",
     "max_draft_tokens": "drafted tokens a step, over all sequences",
     "max_draft_batch": "no speculation with more sequences running",

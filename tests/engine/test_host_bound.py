@@ -35,7 +35,12 @@ def speed(
     clock = Clock()
     rounds = StubRounds(clock, device, host, **stub)
     config = EngineConfig.of(
-        max_sequences=batch, max_draft=4, max_draft_batch=batch, max_step_tokens=64 * batch, max_draft_tokens=8 * batch
+        max_sequences=batch,
+        max_draft=4,
+        max_draft_batch=batch,
+        max_step_tokens=64 * batch,
+        max_draft_tokens=8 * batch,
+        measure_speedup=False,
     )
     forward = TARGET.forward("toy", num_pages=batch * CONTEXT // 16)
     lanes = Lanes(count=batch, max_context=CONTEXT, max_draft=4)

@@ -1,0 +1,41 @@
+"""Steps that are drawn to run plain change no text: laws 1 and 2 with three steps in ten drawn."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.engine import group
+from paceline.types import Rule
+from tests.laws import under_law
+from tests.rig import DEVICE_RIGS, build
+from tests.runs import run, tokens_of
+
+
+@pytest.fixture(autouse=True)
+def draw_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("COST", 1.0), ("MAX_SHARE", 0.3), ("RUN", 2), ("TRIAL_GAP", 2)):
+        monkeypatch.setattr(group, name, value)
+
+
+@pytest.mark.parametrize("law", ["greedy", "sampled"])
+@pytest.mark.parametrize("name", ["noisy", "eagle", "tree"])
+def test_on_the_host(name: str, law: str) -> None:
+    rig = build("compiled", {name: under_law.made(name, "compiled", law)}, measure_speedup=True)
+    told = run(rig, under_law.asked(name, "compiled", law, (Rule.COUPLED,)))
+    assert tokens_of(told) == tokens_of(under_law.plain_answers("compiled", law))
+    found = rig.engine.snapshot().measurement
+    assert found is not None
+    assert found.drawn > 0.1 * found.steps
+    assert rig.engine.stats.drafted > 0
+
+
+@pytest.mark.parametrize("law", ["greedy", "sampled"])
+@pytest.mark.parametrize("name", ["noisy", "eagle", "ngram"])
+def test_in_portable_rounds(name: str, law: str) -> None:
+    rig = build("toy", on_device={name: DEVICE_RIGS[name]}, measure_speedup=True)
+    told = run(rig, under_law.device_requests(law))
+    assert tokens_of(told) == tokens_of(under_law.plain_device_answers("toy", law))
+    found = rig.engine.snapshot().measurement
+    assert found is not None
+    assert found.drawn > 0.1 * found.steps
+    assert rig.engine.stats.drafted > 0
