@@ -20,6 +20,7 @@ def stats_record(stats: SequenceStats) -> dict[str, Any]:
         "tokens_per_round": stats.tokens_per_step,  # the older name
         "acceptance": stats.acceptance,
         "decode_tok_s": decode_speed(stats),
+        "speedup": None if stats.speedup is None else stats.speedup._asdict(),
     }
 
 

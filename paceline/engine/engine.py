@@ -155,6 +155,7 @@ class Engine:
             pages_total=pool.num_pages,
             drafters={name: self._out(name) for name in sorted(self._admission.drafters)},
             off_reasons=dict(reasons),
+            drafting=dict(Counter(each.drafting for each in running if each.drafting and each.off is None)),
             measurement=None if self._governor.truth is None else self._governor.truth.measurement(),
             prices={name: self._governor.prices(name) for name in self._admission.drafters},
         )

@@ -130,5 +130,6 @@ class Snapshot:
     pages_total: int = 0
     drafters: Mapping[str, str | None] = field(default_factory=dict)  # drafter → why it is out of use; None: in use
     off_reasons: Mapping[str, int] = field(default_factory=dict)  # reason → running sequences that do not draft
+    drafting: Mapping[str, int] = field(default_factory=dict)  # drafter → running sequences that draft with it
     measurement: Measurement | None = None  # None: the speed-up is not measured
     prices: Mapping[str, Prices] = field(default_factory=dict)  # by drafter

@@ -16,6 +16,7 @@ from paceline.accept.registry import in_use
 from paceline.llm import Sample
 from paceline.rules import Rule
 from paceline.server.answers.timings import timings
+from paceline.server.measured import shown
 from paceline.server.protocol.answers import SpeculationStats
 from paceline.server.protocol.llama_cpp import Timings
 from paceline.server.protocol.requests import ChatRequest, CompletionRequest
@@ -222,4 +223,6 @@ def speculation_stats(all_stats: Sequence[SequenceStats], *, enabled: bool, rule
         pauses=sum(s.pauses for s in all_stats),
         preemptions=sum(s.preemptions for s in all_stats),
         off_reason="; ".join(reasons) or None,
+        speedup=shown(all_stats[-1].speedup) if all_stats else None,
+        speedup_note=all_stats[-1].unmeasured if all_stats else None,
     )
