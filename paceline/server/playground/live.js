@@ -12,7 +12,7 @@ const SECONDS = 60; // of a chart
 
 const state = { model: null, points: [], polled: null, timer: null, raced: null };
 
-/** Keeps the result of a race, for as long as the server has no estimate of its own. */
+/** Keeps the result of a race, for as long as the server has measured none itself. */
 export const rememberRace = (times) => (state.raced = times);
 
 export const modelName = () => state.model?.id;
