@@ -119,12 +119,12 @@ def _now(told: Told, style: Style) -> list[str]:
 def _prices(told: Told, style: Style) -> list[str]:
     """A drafted token must be right with a probability above its price."""
     lines = [
-        f"  {name:<20.20} {_percent(price['entry'])} to draft at all, {_percent(price['token'])} for one more token"
+        f"  {name:<20.20} {_percent(price, 'entry')} to draft at all, {_percent(price, 'token')} for one more token"
         for name, price in told["prices"].items()
         if price["entry"] or price["token"]
     ]
     return [style.bold("a drafted token pays if it is right with"), *map(style.plain, lines)] if lines else []
 
 
-def _percent(price: float) -> str:
-    return f"{price:>5.0%}" if price <= 1 else ">100%"
+def _percent(prices: Told, name: str) -> str:
+    return f"{prices[name]:>5.0%}" if prices[name] <= 1 else ">100%"

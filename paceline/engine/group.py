@@ -99,7 +99,7 @@ class Group:
         if self._run < RUN:
             return self._run
         self._run = 0
-        self._plan_gap(RUN / self._share() - RUN)
+        self._plan_gap(TRIAL_GAP if self._failed and self.state.speedup is None else RUN / self._share() - RUN)
         return RUN
 
     def side_of(self, place: int) -> Side | None:

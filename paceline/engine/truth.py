@@ -38,14 +38,14 @@ class Truth:
         self._guards = guards
         self._generator = random.Random(SEED)
         self._groups: dict[tuple[str, int], Group] = {}
-        self._latest: Group | None = None  # group of the latest step
+        self._latest: Group | None = None  # group of the latest step that had a drafter; None: it must not be drawn
 
     def draws(self, sequences: Seq[Sequence], *, alone: bool) -> bool:
         """Count a step, and return whether it is drawn to run plain. `alone`: no prompt is read in it.
 
         Sets `side` and `guarded` of the step."""
         self.guarded = self.side = None
-        group = self._latest = self._group_of(sequences)
+        group = self._group_of(sequences)
         if group is None:
             return False
         self.steps += 1
@@ -64,6 +64,7 @@ class Truth:
         names = set()
         for sequence in sequences:
             if not sequence.drawable:
+                self._latest = None
                 return None
             names.add(sequence.drafting)
         names.discard("")
@@ -75,6 +76,7 @@ class Truth:
         if group is None:
             label = batch_label(key[1])
             group = self._groups[key] = Group(name, label, guards=self._guards, generator=self._generator)
+        self._latest = group
         return group
 
     def of(self, sequence: Sequence) -> tuple[Speedup | None, str | None]:

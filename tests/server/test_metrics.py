@@ -87,7 +87,7 @@ def values(metrics: Metrics) -> dict[str, float]:
     for sample in itertools.chain.from_iterable(family.samples for family in parse(text.decode())):
         labels = dict(sample.labels)
         assert labels.pop("model_name") == "tiny"
-        [label] = labels.values() or [""]
+        label = ",".join(labels.values())
         found[f"{sample.name}{{{label}}}" if label else sample.name] = sample.value
     return found
 
