@@ -31,6 +31,8 @@ def stats_line(stats: SequenceStats) -> str:
         parts.append(
             f"{stats.accepted} of {stats.drafted} drafted tokens accepted ({stats.acceptance:.0%}, {stats.drafter})"
         )
+    if stats.speedup is not None:
+        parts.append(f"{stats.speedup} as fast as plain, measured")
     if stats.off_reason is not None:
         parts.append(f"plain: {stats.off_reason}" if not stats.rounds else f"not drafting: {stats.off_reason}")
     return " · ".join(parts)

@@ -2,7 +2,8 @@
 
 The share of drawn steps follows from what they cost: a plain step makes 1 / ratio of the tokens of a speculative one,
 so share · (1 − 1 / ratio) of the tokens per second are lost. The guard turns drafting off where the ratio lies below 1,
-and tries again after rests that double. A trial after a rest is short: its runs come close to each other.
+and tries again after rests that double. Until the ratio is known, runs come close to each other: at the beginning, and
+in a trial after a rest.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from paceline.engine.stats import Measured
 from paceline.types import Off, OffKind, Speedup
 
 RUN, UNCOUNTED = 4, 1  # plain steps of a run; steps at its beginning that count nowhere
-COST = 0.007  # share of the tokens per second that drawn steps may cost; the promise is 0.01
+COST = 0.006  # share of the tokens per second that drawn steps may cost; with the first runs it stays below 0.01
 MAX_SHARE = 0.04  # of steps that are drawn, where plain ones cost little or nothing
-TRIAL_GAP = 32  # steps between two runs of a trial
+FIRST_GAP, TRIAL_GAP = 128, 32  # steps between two runs until the ratio is known: at the beginning, and after a rest
 OUTLIER = 4.0  # factor: the time of a step counts at most as this many times the mean of its side
 FIRST_REST, MAX_REST = 2048, 1 << 17  # steps of the guard's first rest, and of its longest
 SLOW, SLOW_BLOCKS = 0.98, 32  # ratio below which the guard turns drafting off after so many blocks, at any interval
@@ -84,7 +85,8 @@ class Group:
         self._run = 0  # steps of the run that were drawn
         self.speculative.clear()
         self.plain.clear()
-        self._plan_gap(TRIAL_GAP)
+        self._first_gap = TRIAL_GAP if self._failed else FIRST_GAP
+        self._plan_gap(self._first_gap)
         self._tell(None)
 
     def draw(self, step: int) -> int:
@@ -99,7 +101,8 @@ class Group:
         if self._run < RUN:
             return self._run
         self._run = 0
-        self._plan_gap(TRIAL_GAP if self._failed and self.state.speedup is None else RUN / self._share() - RUN)
+        found = self.state.speedup
+        self._plan_gap(self._first_gap if found is None else _gap_after(found))
         return RUN
 
     def side_of(self, place: int) -> Side | None:
@@ -122,14 +125,6 @@ class Group:
     def _plan_gap(self, steps: float) -> None:
         self._gap = max(int(steps * (0.5 + self._generator.random())), 2)  # speculative steps until the next run
         self._middle = self._gap // 2  # the block ends half-way, so that a drift within it cancels out
-
-    def _share(self) -> float:
-        """Return the share of steps to draw. Until the ratio is known, tokens per step are its upper bound."""
-        if self._ratio is not None and self._ratio.blocks >= MIN_BLOCKS / 2:
-            ratio = self._ratio.value
-        else:
-            ratio = self.speculative.tokens / self.speculative.sequences if self.speculative.sequences else math.inf
-        return min(MAX_SHARE, COST / (1 - 1 / ratio)) if ratio > 1 else MAX_SHARE
 
     def _end_block(self, step: int) -> None:
         """Add the block to what is known. A block in which one side has no step goes on."""
@@ -172,3 +167,9 @@ class Group:
             acceptance=accepted / drafted if drafted else None,
             off=None if self.off is None else self.off.detail,
         )
+
+
+def _gap_after(found: Speedup) -> float:
+    """Return the mean number of steps between two runs with which drawn steps cost no more than COST."""
+    share = min(MAX_SHARE, COST / (1 - 1 / found.ratio)) if found.ratio > 1 else MAX_SHARE
+    return RUN / share - RUN

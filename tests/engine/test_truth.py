@@ -134,7 +134,7 @@ def test_the_guard_turns_slow_drafts_off_and_tries_again_less_and_less_often() -
 def test_the_guard_lets_drafts_go_on_where_they_have_become_fast() -> None:
     machine = Machine(0.8, tokens=1.3)
     machine.truth = Truth(guards=True)
-    machine.run(30)
+    machine.run(10)
     assert machine.truth.measurement().groups[0].off is not None
     machine.ratio, machine.tokens = 2.0, 2.5
     for _ in range(4 * FIRST_REST):

@@ -13,7 +13,7 @@ from tests.runs import run, tokens_of
 
 @pytest.fixture(autouse=True)
 def draw_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("COST", 1.0), ("MAX_SHARE", 0.5), ("RUN", 2), ("TRIAL_GAP", 1)):
+    for name, value in (("COST", 1.0), ("MAX_SHARE", 0.5), ("RUN", 2), ("FIRST_GAP", 1), ("TRIAL_GAP", 1)):
         monkeypatch.setattr(group, name, value)
 
 
