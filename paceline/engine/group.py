@@ -146,12 +146,13 @@ class Group:
         self._tell(found)
 
     def _judge(self, found: Speedup, blocks: float) -> None:
-        """Turn drafting off if the ratio is below 1: surely, for long, or again after a rest."""
+        """Turn drafting off if the ratio is below 1: surely, for long, or at the end of a trial after a rest."""
         self._slow = self._slow + 1 if found.ratio < SLOW else 0
-        if found.high < 1 or self._slow >= SLOW_BLOCKS or (self._failed and found.ratio < 1):
+        fails_trial = self._failed and self.state.speedup is None and found.ratio < 1
+        if found.high < 1 or self._slow >= SLOW_BLOCKS or fails_trial:
             self._rest = min(FIRST_REST << self._failed, MAX_REST)
             self._failed += 1
-            detail = f"paused: {found} as fast as plain, measured with {self._batch} sequences"
+            detail = f"paused: {found} as fast as plain decoding, measured at batch size {self._batch}"
             self.off = Off(OffKind.MEASURED_SLOWER, detail)
         elif blocks > 4 * MIN_BLOCKS:
             self._failed = 0
