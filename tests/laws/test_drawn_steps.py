@@ -39,3 +39,14 @@ def test_in_portable_rounds(name: str, law: str) -> None:
     assert found is not None
     assert found.drawn >= 2
     assert rig.engine.stats.drafted > 0
+
+
+@pytest.mark.parametrize(("law", "rule"), [("sampled", Rule.REJECTION), ("greedy", Rule.THRESHOLD)])
+def test_never_beside_a_request_whose_text_depends_on_drafts(law: str, rule: Rule) -> None:
+    rig = build("toy", {"tree": under_law.made("tree", "toy", law)}, measure_speedup=True)
+    told = run(rig, under_law.asked("tree", "toy", law, (rule,)))
+    found = rig.engine.snapshot().measurement
+    assert found is not None
+    assert found.drawn == 0
+    reasons = {answer.stats.unmeasured for answer in told.values()}
+    assert f"not measured: under the rule {rule} the text depends on what is drafted" in reasons
