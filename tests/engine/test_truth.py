@@ -5,15 +5,23 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from paceline.draft import Draft
+from paceline.drafters.base import Ask, Drafter
+from paceline.engine import group
 from paceline.engine.group import FIRST_REST, RUN, batch_label
 from paceline.engine.truth import Truth
-from paceline.types import OffKind
-from tests.stub_rounds import Clock, StubRounds, engine_with, submit
+from paceline.runner.batch import Batch
+from paceline.types import OffKind, Request, SamplingParams
+from tests.rig import always, build
+from tests.runs import prompt, run
+from tests.stub_rounds import TOKEN, Clock, StubRounds, engine_with, submit
+from tests.tiny_models import TARGET
 
 STEP = 0.005  # seconds of a speculative step of the simulated machine
 
@@ -143,6 +151,40 @@ def test_the_guard_lets_drafts_go_on_where_they_have_become_fast() -> None:
     assert machine.truth.measurement().groups[0].off is None
     assert found is not None
     assert found.low < 2.0 < found.high
+
+
+class Slow(Drafter):
+    """A drafter that takes a millisecond for a guess."""
+
+    name = "slow"
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        self._clock.now += 0.001
+        return [Draft((TOKEN,)) for _ in asks]
+
+
+def test_steps_of_the_host_are_timed_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass and a draft take a millisecond each, so a speculative step takes two plain ones."""
+    monkeypatch.setattr(group, "FIRST_GAP", 8)
+    clock, forward = Clock(), TARGET.forward("toy", num_pages=160)
+    compute = forward.__class__.__call__
+
+    class Charged(type(forward)):  # type: ignore[misc]
+        def __call__(self, batch: Batch) -> Any:
+            clock.now += 0.001
+            return compute(self, batch)
+
+    forward.__class__ = Charged
+    options = {"measure_speedup": True, "min_acceptance": 0.0, "max_draft": 1}
+    rig = build("toy", {"slow": always(Slow(clock))}, forward=forward, clock=clock, **options)
+    for i in range(3):
+        sampling = SamplingParams(temperature=0, max_tokens=60)
+        run(rig, [Request(id=f"{i}", prompt=prompt(5, seed=i), sampling=sampling)])
+    (found,) = rig.engine.snapshot().measurement.groups
+    assert found.speedup.ratio == pytest.approx(found.tokens_per_step / 2, rel=0.02)
 
 
 class Mistaken(StubRounds):
