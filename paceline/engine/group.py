@@ -127,9 +127,9 @@ class Group:
         self._middle = self._gap // 2  # the block ends half-way, so that a drift within it cancels out
 
     def _end_block(self, step: int) -> None:
-        """Add the block to what is known. A block in which one side has no step goes on."""
+        """Add the block to what is known. A block in which one side has no tokens or no time goes on."""
         spec, plain = self.speculative, self.plain
-        if not spec.steps or not plain.steps:
+        if not (spec.tokens and spec.seconds and plain.tokens and plain.seconds):
             return
         self._weight, self._weighed = self.weight(step) + spec.seconds, step
         if self._ratio is None:

@@ -223,6 +223,16 @@ def test_no_step_is_drawn_whose_text_could_change() -> None:
     assert truth.drawn == 0
 
 
+def test_a_clock_that_stands_still_tells_nothing() -> None:
+    truth = Truth(guards=True)
+    for _ in range(2000):
+        truth.draws([Asked()], alone=True)  # type: ignore[list-item]
+        if truth.side is not None:
+            truth.side.add(sequences=1, accepted=1, drafted=2, seconds=0.0)
+    assert truth.drawn > 0
+    assert truth.overall() is None
+
+
 def test_labels_of_batch_sizes() -> None:
     assert [batch_label((size - 1).bit_length()) for size in (1, 2, 3, 4, 5, 8, 9)] == [
         "1", "2", "3-4", "3-4", "5-8", "5-8", "9-16"
