@@ -19,7 +19,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
 MAX_BYTES = 150_000  # of a picture
-MIN_QUESTIONS, MAX_QUESTIONS = 24, 48  # until the server has an estimate of its speed-up
+MAX_QUESTIONS = 200  # until the server has measured its speed-up
 PROMPTS = "import('/playground/examples.js').then((made) => made.EXAMPLES.map((example) => example.prompt))"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 JSON = {"content-type": "application/json"}
@@ -36,7 +36,7 @@ def shot(width: int, theme: str) -> Callable[[Callable[[Page], None]], Callable[
 
 @shot(1280, "light")
 def first(page: Page) -> None:
-    """The first view of a server that has an estimate."""
+    """The first view of a server that has measured its speed-up."""
     page.wait_for_selector("#hero-speedup:not([hidden])")
 
 
@@ -81,18 +81,13 @@ def answer(page: Page, example: int) -> None:
 
 
 def warm_up(url: str, prompts: Sequence[str]) -> None:
-    """Ask the page's examples, plainly and with drafts, until the server can estimate its speed-up."""
+    """Ask the page's examples until the server has measured its speed-up."""
     for i in range(MAX_QUESTIONS):
         with urllib.request.urlopen(f"{url}/v1/speculation") as answer:
-            if i >= MIN_QUESTIONS and json.load(answer)["speedup"] is not None:
+            if json.load(answer)["speedup"] is not None:
                 return
         messages = [{"role": "user", "content": prompts[i % len(prompts)]}]
-        body = {
-            "messages": messages,
-            "seed": i,
-            "max_tokens": 150,
-            "speculation": {"enabled": i // len(prompts) % 3 > 0},
-        }
+        body = {"messages": messages, "seed": i, "max_tokens": 150}
         request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), JSON)
         urllib.request.urlopen(request).read()
 

@@ -36,6 +36,7 @@ class EngineConfig:
     pause_tokens: int = 32  # tokens of the first pause; each pause doubles while drafts stay bad
     corpus: tuple[str, ...] = ()  # paths of text files from which drafters that read them draft, too
     drafter_timeout: float = 2.0  # seconds that a drafter which is not inline may take for a draft
+    measure_speedup: bool = True  # draw about 1 % of steps to run plain, which measures what speculation brings
     # For measurements.
     fixed_draft: bool = False  # every draft is as long as the limits allow, at any cost and acceptance
     synthetic_acceptance: float = 0.0  # above 0, on a device: a coin accepts each drafted token, and texts are void
@@ -66,4 +67,5 @@ class EngineConfig:
             raise UnknownOption("kv_format", self.kv_format, KV_FORMATS)
         check_flag("prefix_cache", self.prefix_cache)
         check_flag("measure_cost", self.measure_cost)
+        check_flag("measure_speedup", self.measure_speedup)
         check_flag("fixed_draft", self.fixed_draft)

@@ -60,6 +60,7 @@ class OffKind(StrEnum):
     GRAMMAR = "grammar"
     BEHIND = "drafter is behind"
     NO_HIDDEN_STATES = "no hidden states"
+    MEASURED_SLOWER = "measured slower"
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +315,17 @@ class Logprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
+class Speedup(NamedTuple):
+    """Speed over plain decoding, 1 for the same, with a 95 % interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.ratio:.2f} × ({self.low:.2f} to {self.high:.2f})"
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceStats:
     """Counts and times of one sequence. Times are in seconds; a step's time is divided among its sequences by rows."""
@@ -337,6 +349,8 @@ class SequenceStats:
     time_total: float = 0.0
     time_draft: float = 0.0
     time_verify: float = 0.0
+    speedup: Speedup | None = None  # measured for its drafter and batch size when it ended
+    unmeasured: str | None = None  # why there is no speed-up
 
     @property
     def off_reason(self) -> str | None:

@@ -44,6 +44,7 @@ LIMITS = {
     "max_draft": 8,
     "drafter_timeout": 60.0,
     "measure_cost": False,  # counts must not depend on how busy the machine is
+    "measure_speedup": False,  # nor on which steps are drawn to run plain
 }
 Made = Callable[[BuildContext, str], Drafter]  # how a drafter is made, in a context and on a backend
 

@@ -10,10 +10,18 @@ from typing import Any
 
 import numpy as np
 
+from paceline.config import EngineConfig
+from paceline.drafters.guard import Guard
+from paceline.engine.engine import Engine
+from paceline.kv.cache import KVCache
+from paceline.runner.lanes import Lanes
 from paceline.runner.rounds.batch_times import BatchTimes
 from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, DraftingRound, Landed, Seat, Ticket, Times
 from paceline.sampling.sampler import Sampler
+from paceline.types import Request, SamplingParams, Speculation
+from tests.tiny_models import TARGET
 
+CONTEXT = 1024
 TOKEN = 7  # the only token of every text
 
 
@@ -109,3 +117,35 @@ class StubRounds:
         drafted = seat.max_draft if self._random.random() < self.found else 0
         accepted = next((i for i in range(drafted) if self._random.random() >= self.rate), drafted)
         return Landed(tuple(range(accepted)), (TOKEN,) * drafted, (TOKEN,) * (accepted + 1))
+
+
+def engine_with(
+    rounds: StubRounds, *, batch: int, drafters: Mapping[str, Guard] | None = None, measure_speedup: bool = False
+) -> Engine:
+    """Return an engine whose steps run in these rounds. With `drafters` of the host, the first one drafts."""
+    config = EngineConfig.of(
+        max_sequences=batch,
+        max_draft=4,
+        max_draft_batch=batch,
+        max_step_tokens=64 * batch,
+        max_draft_tokens=8 * batch,
+        measure_speedup=measure_speedup,
+    )
+    forward = TARGET.forward("toy", num_pages=batch * CONTEXT // 16)
+    return Engine(
+        forward,
+        config=config,
+        lanes=Lanes(count=batch, max_context=CONTEXT, max_draft=4),
+        cache=KVCache(forward.kv, share_prefixes=False),
+        max_context=CONTEXT,
+        drafters=drafters,
+        default_drafter=next(iter(drafters or {}), "stub"),
+        rounds=rounds,
+        clock=rounds.clock,
+    )
+
+
+def submit(engine: Engine, id: str, *, enabled: bool = True) -> None:
+    """Submit a request for 900 tokens."""
+    sampling = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
+    engine.submit(Request(id=id, prompt=(1, 2, 3), sampling=sampling, speculation=Speculation(enabled=enabled)))

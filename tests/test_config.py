@@ -10,7 +10,7 @@ from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest, UnknownOption
 
 OPTIONAL = ("max_context", "kv_memory")
-FLAGS = ("prefix_cache", "measure_cost", "fixed_draft")
+FLAGS = ("prefix_cache", "measure_cost", "measure_speedup", "fixed_draft")
 REALS = ("max_prompt_seconds", "min_acceptance", "drafter_timeout", "synthetic_acceptance")
 NAMES = ("kv_format",)
 INTEGERS = tuple(f.name for f in dataclasses.fields(EngineConfig) if f.name not in (*OPTIONAL, *FLAGS, *REALS, *NAMES))

@@ -237,6 +237,7 @@ def config_of(setup: Setup, *, drafting: bool) -> EngineConfig:
         "max_draft": setup.draft,
         "max_draft_tokens": most * setup.draft,
         "max_draft_batch": most,
+        "measure_speedup": False,  # the modes of the bench are compared instead
     }
     if drafting:
         if not (setup.governed or setup.prompts):

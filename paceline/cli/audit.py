@@ -155,7 +155,7 @@ def _repeatable(args: Namespace) -> Namespace:
     from paceline.audit.distribution import AT_ONCE
 
     usual, most = EngineConfig(), max(*args.at_once, AT_ONCE)
-    defaults: dict[str, Any] = {"measure_cost": False, "min_acceptance": 0.0}
+    defaults: dict[str, Any] = {"measure_cost": False, "measure_speedup": False, "min_acceptance": 0.0}
     defaults |= {name: most for name in ("max_sequences", "max_draft_batch") if most > getattr(usual, name)}
     for name, value in defaults.items():
         if getattr(args, name) is None:

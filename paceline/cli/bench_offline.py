@@ -39,6 +39,7 @@ all cells of the grid under `cells`.
 
 def add_arguments(parser: ArgumentParser) -> None:
     add_model_options(parser)
+    parser.set_defaults(measure_speedup=False)  # the bench compares with plain decoding itself
     add_prompts(parser, required=False)  # a grid has kinds of its own
     parser.add_argument("--raw", action="store_true", help="continue prompts as they are, without the chat template")
     group = parser.add_argument_group("over what")

@@ -81,6 +81,7 @@ class Trial:
 
 def add_arguments(parser: ArgumentParser) -> None:
     add_model_options(parser, default_target="smollm2")
+    parser.set_defaults(measure_speedup=False)  # the demo compares with plain decoding itself
     parser.add_argument("--max-tokens", type=count, default=128, metavar="N", help="longest answer (default: 128)")
     parser.add_argument("--rounds", type=count, default=5, metavar="N", help="most timings of each way (default: 5)")
     parser.add_argument("--json", action="store_true", help="nothing but one line of JSON")

@@ -1,8 +1,9 @@
-"""Inspect: what a model is, what it needs, what will run and why.
+"""Inspect: what a model is, what it needs, what will run and why; or what a server's governor does now.
 
 paceline inspect smollm2
 paceline inspect ./model.gguf --drafter ./small.gguf
 paceline inspect ./model --format int4 --errors
+paceline inspect --live http://127.0.0.1:8000
 
 On a CPU only the headers of files are read, and passes in several formats are timed with constant weights. On a GPU the
 model is loaded as the other commands would load it, because the memory that is left decides on the rest.
@@ -17,9 +18,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from paceline.cli.live import read, watch
 from paceline.cli.options import add_model_options, drafters_of, engine_config
 from paceline.cli.progress import progress_bar
 from paceline.cli.style import Style
+from paceline.errors import InvalidRequest
 from paceline.sizes import format_size
 
 if TYPE_CHECKING:
@@ -36,7 +39,11 @@ Facts = dict[str, Any]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    add_model_options(parser)
+    add_model_options(parser, optional=True)
+    group = parser.add_argument_group("a running server, instead of a model")
+    group.add_argument("--live", metavar="URL", help="show its governor as a table that refreshes")
+    group.add_argument("--once", action="store_true", help="print the table once, as without a terminal")
+    group.add_argument("--api-key", metavar="KEY", help="(default: $OPENAI_API_KEY)")
     parser.add_argument(
         "--errors", action="store_true", help="how far --format moves the weights, by kind of matrix (reads them again)"
     )
@@ -44,6 +51,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
+    if (args.target is None) == (args.live is None):
+        raise InvalidRequest("name a MODEL to inspect, or a server with --live URL: one of the two")
+    if args.live is not None and args.json:
+        print(json.dumps(read(args.live, key=args.api_key)))
+        return 0
+    if args.live is not None:
+        return watch(args.live, key=args.api_key, once=args.once)
     facts = _facts(args)
     if args.json:
         print(json.dumps(facts))

@@ -39,6 +39,7 @@ ENGINE_HELP = {
     "kv_format": "of keys and values on a GPU: bf16 or fp8",
     "prefix_cache": "share the pages of equal beginnings",
     "measure_cost": "draft no token that costs more time than it saves",
+    "measure_speedup": "draw about 1 %% of steps to run plain, which measures what speculation brings",
     "max_draft": "longest draft of a sequence",
     "max_draft_tokens": "drafted tokens a step, over all sequences",
     "max_draft_batch": "no speculation with more sequences running",
@@ -75,11 +76,11 @@ SAMPLING_HELP = {
 }
 
 
-def add_model_options(parser: ArgumentParser, *, default_target: str | None = None) -> None:
-    """Add the model, the drafters, and every option of the engine."""
+def add_model_options(parser: ArgumentParser, *, default_target: str | None = None, optional: bool = False) -> None:
+    """Add the model, the drafters, and every option of the engine. `optional`: no model need be named."""
     target = "a directory, a .gguf file, 'smollm2', or a hub id such as org/name or org/name:Q4_K_M"
     if default_target is None:
-        parser.add_argument("target", metavar="MODEL", help=target)
+        parser.add_argument("target", metavar="MODEL", nargs="?" if optional else None, help=target)
     else:
         parser.add_argument(
             "target", metavar="MODEL", nargs="?", default=default_target, help=f"{target} (default: {default_target})"

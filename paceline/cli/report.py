@@ -20,6 +20,7 @@ def stats_record(stats: SequenceStats) -> dict[str, Any]:
         "tokens_per_round": stats.tokens_per_step,  # the older name
         "acceptance": stats.acceptance,
         "decode_tok_s": decode_speed(stats),
+        "speedup": None if stats.speedup is None else stats.speedup._asdict(),
     }
 
 
@@ -30,6 +31,8 @@ def stats_line(stats: SequenceStats) -> str:
         parts.append(
             f"{stats.accepted} of {stats.drafted} drafted tokens accepted ({stats.acceptance:.0%}, {stats.drafter})"
         )
+    if stats.speedup is not None:
+        parts.append(f"{stats.speedup} as fast as plain, measured")
     if stats.off_reason is not None:
         parts.append(f"plain: {stats.off_reason}" if not stats.rounds else f"not drafting: {stats.off_reason}")
     return " · ".join(parts)

@@ -21,7 +21,11 @@ class Accounting:
         self._clock = clock
         self._began = 0.0  # time at which the engine's step began
         self._mark = 0.0  # time of the latest mark: everything before it is accounted for
+        self._measured = 0.0  # time until which the latest landing was measured
         self._rows = 0  # rows of the landing that was charged last
+        self._sequences = self._accepted = 0  # sequences with new tokens, and accepted tokens, of that landing
+        # Time at which the landing before was emitted, while the device ran another step; None: it was idle since.
+        self._landed: float | None = None
 
     def begin(self) -> float:
         """Begin a step of the engine; returns the time."""
@@ -45,20 +49,37 @@ class Accounting:
         self._rows = rows
         self._stats.rows += rows
 
+    def measure(self, landing: Landing, *, busy: bool) -> None:
+        """Count a landing on its side of the measured speed-up, before drafters hear of it. `busy`: a device runs
+        another step already.
+
+        On the host a step takes from its beginning to here, and what drafters do with it follows in `emitted`. On a
+        device it takes from one landing to the next."""
+        began = self._began if landing.inside else self._landed
+        now = self._clock()
+        self._landed = now if busy else None
+        sequences, accepted = 0, 0
+        for work in landing.works:
+            if work.verdict is not None:
+                sequences, accepted = sequences + 1, accepted + len(work.verdict.path)
+        self._sequences, self._accepted, self._measured = sequences, accepted, now
+        if landing.side is not None and began is not None and not landing.wasted and landing.times.typical:
+            landing.side.add(
+                sequences=sequences, accepted=accepted, drafted=self._rows - sequences, seconds=now - began
+            )
+
     def emitted(self, landing: Landing) -> None:
-        """Count a landing that was charged and emitted, and teach the cost model if the step only decoded."""
+        """Count a landing that was charged, emitted and observed, and teach the cost model if the step only decoded."""
         before, self._mark, times = self._mark, self._clock(), landing.times
+        if landing.side is not None and landing.inside:
+            landing.side.group.speculative.seconds += self._mark - self._measured
         self._stats.count_landing(times, waited=landing.waited, lap=self._mark - before, inside=landing.inside)
         self._stats.wasted += landing.wasted
         if landing.decodes:
-            sequences, accepted = 0, 0
-            for work in landing.works:
-                if work.verdict is not None:
-                    sequences, accepted = sequences + 1, accepted + len(work.verdict.path)
             self._governor.cost.observe(
-                sequences=sequences,
+                sequences=self._sequences,
                 rows=self._rows,
-                tokens=sequences + accepted,
+                tokens=self._sequences + self._accepted,
                 pass_seconds=times.verify,
                 step_seconds=times.step or self._mark - self._began,
                 draft_seconds=times.draft,

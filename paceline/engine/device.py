@@ -44,12 +44,12 @@ DEPTH = 1  # steps that may be in flight while the host plans another
 class Launched:
     """A step in flight. Its works are chunks of prompts, or seats in the round if their sequence decodes."""
 
+    plan: StepPlan
     ticket: Ticket
     drafter: str | None
     reading: list[Work]  # chunks
     seats: list[Work]
     extra: int  # chunks that only the drafter reads: first in the launch, and of no work
-    crowded: bool  # too many sequences run for any to draft
     masked: bool  # seats draw with masks
     planned: float | None  # seconds in which the host planned and launched it; None: not known
 
@@ -123,7 +123,7 @@ class DeviceStepper:
 
     def launch(self, plan: StepPlan) -> None:
         if plan.works:
-            self._launch(plan.works, crowded=plan.crowded)
+            self._launch(plan)
             self._draw()
         elif not self._launched:
             self._masks.wait()
@@ -159,7 +159,14 @@ class DeviceStepper:
         if decodes:
             self._observe_draft(works, launched.drafter, times)
         return Landing(
-            works, times, decodes=decodes, ended=ended, wasted=wasted, waited=waited, crowded=launched.crowded
+            works,
+            times,
+            decodes=decodes,
+            ended=ended,
+            wasted=wasted,
+            waited=waited,
+            crowded=launched.plan.crowded,
+            side=launched.plan.side,
         )
 
     def observe(self, landing: Landing) -> None:
@@ -195,7 +202,8 @@ class DeviceStepper:
         for sequence in sequences:
             sequence.in_flight.steps = 0
 
-    def _launch(self, works: Seq[Work], *, crowded: bool) -> None:
+    def _launch(self, plan: StepPlan) -> None:
+        works = plan.works
         for work in works:
             state, span = work.sequence.in_flight, work.sequence.span
             if not state.on_device or span is None or state.pages < len(span.pages):
@@ -226,7 +234,7 @@ class DeviceStepper:
         )
         planned = None if self._observed_at is None else self._clock() - self._observed_at
         launched = Launched(
-            ticket, drafter, reading, seats, extra=len(extra), crowded=crowded, masked=bool(masked), planned=planned
+            plan, ticket, drafter, reading, seats, extra=len(extra), masked=bool(masked), planned=planned
         )
         self._launched.append(launched)
         if masked:

@@ -33,6 +33,7 @@ from paceline.engine.scheduler import Scheduler, StepPlan
 from paceline.engine.sequence import Sequence
 from paceline.engine.stats import EngineStats, Snapshot
 from paceline.engine.stepper import Landing, Stepper
+from paceline.engine.truth import NOT_MEASURED
 from paceline.errors import EngineDead, InvalidRequest
 from paceline.kernels.base import Forward
 from paceline.kv.cache import KVCache
@@ -84,6 +85,7 @@ class Engine:
         )
         governor = Governor(config, self.drafters, max_context=max_context, rounds=rounds)
         self.fixed_drafts = governor.fixed  # for measurements: within its block, drafts are as `fixed_draft` says
+        self._governor = governor
         self._stepper = self._make_stepper(forward, governor, config, rounds)
         self._scheduler = Scheduler(
             config,
@@ -154,6 +156,9 @@ class Engine:
             pages_total=pool.num_pages,
             drafters={name: self._out(name) for name in sorted(self._admission.drafters)},
             off_reasons=dict(reasons),
+            drafting=dict(Counter(each.drafting for each in running if each.drafting and each.off is None)),
+            measurement=None if self._governor.truth is None else self._governor.truth.measurement(),
+            prices={name: self._governor.prices(name) for name in self._admission.drafters},
         )
 
     def _out(self, name: str) -> str | None:
@@ -223,6 +228,7 @@ class Engine:
                 self._learn_reading(landing)
             self._commit(landing)
             self._emit(landing)
+            self._accounting.measure(landing, busy=self._stepper.in_flight > 0)
             self._stepper.observe(landing)
             self._accounting.emitted(landing)
 
@@ -277,13 +283,15 @@ class Engine:
         if event is None:
             held = "" if sequence.stream is None else sequence.stream.flush()
             event = TokenEvent(request_id=sequence.request.id, sample=sequence.sample, text=held)
+        truth = self._governor.truth
+        speedup, unmeasured = NOT_MEASURED if truth is None else truth.of(sequence)
         return event._replace(
             finish=finish,
             stop=sequence.stopped_by,
             error=self.dead or sequence.error if finish is Finish.ERROR else None,
             prompt_logprobs=emission.prompt_scores(sequence),
             embedding=None if sequence.pool is None else sequence.pool.embedding(),
-            stats=sequence.stats(now=self._clock()),
+            stats=sequence.stats(now=self._clock(), speedup=speedup, unmeasured=unmeasured),
         )
 
     def _sequences(self) -> list[Sequence]:

@@ -5,6 +5,7 @@ machine (`engine.cost`) compared with its probability of being right. If a devic
 replace the cost model: the draft length is the one with which the batch makes the most tokens per second, and may be 0.
 A round takes as long as the device or the host needs for it, whichever is longer: they work beside each other.
 The scheduler asks for `draft_lengths`; the engine reports acceptance to `learn` and times to `cost`.
+Above all this stands what was measured (`engine.truth`): drafting is off where it made steps slower.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from paceline.engine.host_times import HostTimes
 from paceline.engine.pace import Others, Pace
 from paceline.engine.rests import MAX_REST, PLAIN, Chance, Rests, Trials, rest_after, speeds
 from paceline.engine.sequence import Sequence
+from paceline.engine.stats import Prices
+from paceline.engine.truth import Truth
 from paceline.runner.rounds.protocol import Rounds
 from paceline.runner.rounds.traits import drafter_of, levels_of, longest_draft
 from paceline.types import Off, OffKind
@@ -82,22 +85,27 @@ class Governor:
         # drafter, sequences → levels of drafts of 0, 1, … tokens
         self._known_levels: dict[tuple[str, int], list[int]] = {}
         self._enders: dict[str, bool] = {}  # drafter → whether it ends drafts itself
+        measures = config.measure_speedup and bool(drafters or (rounds is not None and rounds.drafters))
+        self.truth = Truth(guards=self._weighs_cost) if measures else None
 
     @contextmanager
     def fixed(self) -> Iterator[None]:
         """Draft as with `fixed_draft` until the end of the block, for a measurement beside governed drafts. What the
         governor knows of acceptance and of rests stays as it is; passes still teach it what rows cost."""
-        kept = self._config, self._rests, self._trials
+        kept = self._config, self._rests, self._trials, self.truth
         self._config = replace(self._config, fixed_draft=True, max_draft_batch=self._config.max_sequences)
-        self._rests, self._trials = Rests(), Trials()
+        self._rests, self._trials, self.truth = Rests(), Trials(), None
         try:
             yield
         finally:
-            self._config, self._rests, self._trials = kept
+            self._config, self._rests, self._trials, self.truth = kept
 
-    def draft_lengths(self, sequences: Seq[Sequence], *, running: int, rows: int) -> list[int]:
+    def draft_lengths(self, sequences: Seq[Sequence], *, running: int, rows: int, alone: bool = False) -> list[int]:
         """Return the longest draft worth asking for, for each sequence, with at most `rows` tokens in all. If it is 0,
-        the sequence's `off` says why."""
+        the sequence's `off` says why, unless the step was drawn to run plain. `alone`: no prompt is read in the
+        step."""
+        if self.truth is not None and self.truth.draws(sequences, alone=alone):
+            return [0] * len(sequences)
         # Loops instead of comprehensions, and one test instead of a call: on a CPU caches are cold after a pass.
         resting, seconds = NOTHING_KNOWN if self._rounds is None else self._known_rounds(sequences)
         terms: dict[str, Terms] = {}
@@ -129,6 +137,10 @@ class Governor:
     def price(self, drafter: str) -> float:
         """Lowest probability of being right at which one more token is worth drafting; 0 if cost is not measured."""
         return (self.cost.price(drafter) or PRIOR_PRICE) if self._weighs_cost else 0.0
+
+    def prices(self, drafter: str) -> Prices:
+        """Return what drafting costs by the cost model, for people to read."""
+        return Prices(entry=self.cost.entry(drafter), token=self.cost.price(drafter))
 
     @property
     def row_price(self) -> float:
@@ -191,6 +203,8 @@ class Governor:
         off = None
         if guard is not None and guard.out is not None:
             off = Off(OffKind.DRAFTER_OUT, guard.out)
+        elif self.truth is not None and self.truth.guarded is not None:
+            off = self.truth.guarded
         elif running > config.max_draft_batch:
             off = Off(OffKind.BATCH, f"{running} sequences run, more than max_draft_batch {config.max_draft_batch}")
         weighed = by_cost and self._weighs_cost

@@ -70,7 +70,13 @@ class HostStepper:
         self._accept(plan, output)
         times = Times(draft=drafted - began, verify=verified - drafted, accept=clock() - verified)
         self._landing = Landing(
-            plan.works, times, decodes=plan.decodes, output=output, inside=True, crowded=plan.crowded
+            plan.works,
+            times,
+            decodes=plan.decodes,
+            output=output,
+            inside=True,
+            crowded=plan.crowded,
+            side=plan.side,
         )
 
     def land(self) -> Landing:

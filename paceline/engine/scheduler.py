@@ -25,6 +25,7 @@ from torch import Tensor
 from paceline.config import EngineConfig
 from paceline.draft import EMPTY, Draft
 from paceline.engine.governor import Governor, fair_split
+from paceline.engine.group import Side
 from paceline.engine.in_flight import InFlight
 from paceline.engine.reading import ReadingPace
 from paceline.engine.sequence import Sequence
@@ -109,6 +110,7 @@ class StepPlan:
     depth: int = 0  # steps that stay in flight when the engine's step ends, this one included
     crowded: bool = False  # more sequences run than max_draft_batch: none may draft
     decodes: bool = True  # every sequence computes its last token, and nothing of a prompt
+    side: Side | None = None  # side of the measured speed-up on which the step counts; None: neither
 
 
 class Scheduler:
@@ -162,6 +164,8 @@ class Scheduler:
             if work.start + work.count + work.max_draft <= len(span.pages) * PAGE_SIZE or self._reserve(work, plan):
                 plan.works.append(work)
                 plan.decodes = plan.decodes and work.samples and work.count == 1
+        if self._governor.truth is not None:
+            plan.side = self._governor.truth.side
         if plan.preempted:
             plan.works = [work for work in plan.works if work.sequence.lane >= 0]  # a later work may have preempted it
         return plan
@@ -220,7 +224,9 @@ class Scheduler:
         room -= len(decoding)
         most = self._prompt_rows(prefilling) if decoding and prefilling else room
         prefill = min(sum(sequence.todo for sequence in prefilling), room - room // 2, most) if prefilling else 0
-        drafts = self._governor.draft_lengths(decoding, running=len(self.running), rows=room - prefill)
+        drafts = self._governor.draft_lengths(
+            decoding, running=len(self.running), rows=room - prefill, alone=not prefilling
+        )
         works = [
             Work(s, len(s.tokens) + s.in_flight.most - 1, 1, True, d, s.drafter)
             for s, d in zip(decoding, drafts, strict=True)

@@ -16,7 +16,7 @@ from paceline.engine.stats import Counters
 from paceline.kv.cache import Span
 from paceline.sampling.sampler import Sampler
 from paceline.text.detokenizer import TextStream
-from paceline.types import Finish, Logprob, Off, Request, SequenceStats
+from paceline.types import Finish, Logprob, Off, Request, Rule, SequenceStats, Speedup
 
 
 @dataclass(slots=True, eq=False)
@@ -55,8 +55,13 @@ class Sequence:
     pool: Pool | None = None  # hidden states of the prompt, for a request with pooling
     needs_prompt_rows: bool = field(init=False)  # something is computed from each row of the prompt
     prompt_length: int = field(init=False)
+    drafting: str = field(init=False)  # its drafters, joined by "+"; empty: none
+    drawable: bool = field(init=False)  # its text does not depend on which steps draft
 
     def __post_init__(self) -> None:
+        rule, greedy = self.request.speculation.rule, self.request.sampling.greedy
+        self.drafting = "+".join(self.drafters)
+        self.drawable = not self.drafting or rule is Rule.COUPLED or (rule.lossless and greedy)
         self.needs_prompt_rows = self.pool is not None or self.wants_prompt_logprobs
         self.prompt_length = len(self.request.prompt)
 
@@ -118,7 +123,7 @@ class Sequence:
             if name not in self.predictors or not (lost or self.paces[name].paused(output)):
                 return
 
-    def stats(self, *, now: float) -> SequenceStats:
+    def stats(self, *, now: float, speedup: Speedup | None = None, unmeasured: str | None = None) -> SequenceStats:
         c = self.counters
         return SequenceStats(
             prompt_tokens=self.prompt_length,
@@ -131,7 +136,7 @@ class Sequence:
             accepted_by_position=tuple(c.accepted_by_position),
             prediction_accepted=c.prediction_accepted,
             prediction_rejected=c.prediction_rejected,
-            drafter="+".join(self.drafters) or None,
+            drafter=self.drafting or None,
             pauses=sum(pace.pauses for pace in self.paces.values()),
             preemptions=c.preemptions,
             off=self.off,
@@ -140,4 +145,6 @@ class Sequence:
             time_total=now - c.submitted,
             time_draft=c.time_draft,
             time_verify=c.time_verify,
+            speedup=speedup,
+            unmeasured=unmeasured,
         )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceline.runner.rounds.protocol import Times
+from paceline.types import Speedup
 
 
 @dataclass(slots=True)
@@ -88,6 +89,37 @@ class EngineStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured of steps with one drafter and about as many sequences."""
+
+    drafter: str
+    batch: str  # sequences: 1, 2, 3-4, 5-8 …
+    speedup: Speedup | None  # None: too few runs of plain steps
+    runs: int  # of plain steps that count
+    tokens_per_step: float | None  # of a sequence, speculative; None: not known
+    acceptance: float | None  # accepted tokens a drafted one; None: nothing was drafted
+    off: str | None  # why nothing is drafted; None: it may be
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The measured speed-up by speculation."""
+
+    speedup: Speedup | None = None  # over all groups that draft, by the time of each; None: too little is known
+    groups: tuple[Measured, ...] = ()
+    steps: int = 0  # steps with a drafter, since the engine began
+    drawn: int = 0  # steps that were drawn to run plain
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Probabilities of being right from which drafting pays; 0: not known."""
+
+    entry: float  # of drafting at all
+    token: float  # of one more token
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """The engine's state between two steps."""
 
@@ -98,3 +130,6 @@ class Snapshot:
     pages_total: int = 0
     drafters: Mapping[str, str | None] = field(default_factory=dict)  # drafter → why it is out of use; None: in use
     off_reasons: Mapping[str, int] = field(default_factory=dict)  # reason → running sequences that do not draft
+    drafting: Mapping[str, int] = field(default_factory=dict)  # drafter → running sequences that draft with it
+    measurement: Measurement | None = None  # None: the speed-up is not measured
+    prices: Mapping[str, Prices] = field(default_factory=dict)  # by drafter

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import NamedTuple, Protocol
 
+from paceline.engine.group import Side
 from paceline.engine.scheduler import StepPlan, Work
 from paceline.engine.sequence import Sequence
 from paceline.kernels.base import Output
@@ -32,6 +33,7 @@ class Landing(NamedTuple):
     waited: float = 0.0  # seconds in which the host did nothing but wait for the device
     inside: bool = False  # True: the step ran inside `launch`, on the host's own time
     crowded: bool = False  # too many sequences ran for any to draft
+    side: Side | None = None  # side of the measured speed-up on which the step counts; None: neither
 
 
 class Stepper(Protocol):

@@ -37,6 +37,7 @@ from paceline.errors import EngineDead, InvalidRequest, NotReady, PacelineError,
 from paceline.llm import LLM
 from paceline.server import logs
 from paceline.server.loading import Loading
+from paceline.server.measured import Decisions
 from paceline.server.stream import Stream
 from paceline.types import Finish, Request, SequenceStats, TokenEvent
 
@@ -86,6 +87,7 @@ class Bridge:
         self._wake = threading.Condition()
         self._stop = False
         self._snapshot = Snapshot()
+        self._decisions = Decisions()
         if llm is not None:
             self.adopt(llm)
 
@@ -282,6 +284,7 @@ class Bridge:
             ended = any(event.finish for event in held) or not engine.has_work
             if now - looked > SNAPSHOT_SECONDS or ended:
                 self._snapshot, looked = engine.snapshot(), now
+                self._decisions.look(self._snapshot, at=now)
             if engine.dead or (held and (ended or now - posted >= self.stream_interval)):
                 self._post(held, engine.dead)
                 held, posted = [], now

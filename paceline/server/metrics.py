@@ -11,7 +11,6 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from paceline.server.speedup import SpeedUp
+from paceline.engine.stats import Measurement
 from paceline.types import Finish, SequenceStats, TokenEvent
 
 if TYPE_CHECKING:
@@ -67,7 +66,6 @@ class Metrics:
         )
         self._whole = Histogram(WHOLE_REQUEST)
         self._queued = Histogram(WHOLE_REQUEST)
-        self._speedup = SpeedUp()
         self._prompt_tokens = self._cached_tokens = 0
         self._drafted = 0
         self._drafts: Counter[int] = Counter()  # accepted tokens → number of drafts
@@ -92,9 +90,9 @@ class Metrics:
             self._last.pop(key, None)
             self._finished[event.finish] += 1
             if event.stats is not None:
-                self._observe_answer(event.stats, event.finish, first=event.sample == 0)
+                self._observe_answer(event.stats, first=event.sample == 0)
 
-    def _observe_answer(self, stats: SequenceStats, finish: Finish, *, first: bool) -> None:
+    def _observe_answer(self, stats: SequenceStats, *, first: bool) -> None:
         if first:  # the n answers to a request share their prompt
             self._prompt_tokens += stats.prompt_tokens
             self._cached_tokens += stats.cached_tokens
@@ -105,8 +103,6 @@ class Metrics:
             self._first_token.observe(stats.time_to_first)
         if stats.output_tokens > 1:
             self._each_token.observe((stats.time_total - stats.time_to_first) / (stats.output_tokens - 1))
-        if finish in (Finish.STOP, Finish.LENGTH):
-            self._speedup.observe(stats)
 
     def _observe_speculation(self, stats: SequenceStats) -> None:
         self._drafters[stats.drafter or "none"] += 1
@@ -114,14 +110,12 @@ class Metrics:
             self._reasons[stats.off.kind] += 1
 
     def speculation(self) -> dict[str, Any]:
-        """Return totals since the start and the estimated speed-up, as /v1/speculation shows them."""
-        estimate = self._speedup.estimate()
+        """Return totals since the start, as /v1/speculation shows them."""
         return {
             "num_drafts": self._drafts.total(),
             "num_draft_tokens": self._drafted,
             "num_accepted_tokens": self._accepted(),
             "acceptance_by_position": self._acceptance(),
-            "speedup": None if estimate is None else asdict(estimate),
             "answers_by_drafter": dict(self._drafters),
             "off_reasons": dict(self._reasons),
         }
@@ -147,7 +141,7 @@ class Metrics:
         yield from self._of_the_engine()
         yield from self._of_requests()
         yield from self._of_speculation()
-        yield from self._of_the_estimate()
+        yield from self._of_the_speedup()
 
     def _of_the_engine(self) -> Iterator[Metric]:
         now = self._bridge.stats()
@@ -208,12 +202,19 @@ class Metrics:
             "paceline:speculation_off", "Ended answers by why they drafted nothing last.", "reason", self._reasons
         )
 
-    def _of_the_estimate(self) -> Iterator[Metric]:
-        """Yield the estimated speed-up. Without an estimate the metrics have no value: a number would mislead."""
-        estimate = self._speedup.estimate()
-        for name, attribute in (("", "speedup"), ("_low", "low"), ("_high", "high")):
-            value = None if estimate is None else getattr(estimate, attribute)
-            yield self._gauge(f"paceline:estimated_speedup{name}", "Of the latest answers, over plain decoding.", value)
+    def _of_the_speedup(self) -> Iterator[Metric]:
+        """Yield the measured speed-up. While it is not known the metrics have no value: a number would mislead."""
+        found = self._bridge.stats().measurement or Measurement()
+        for i, end in enumerate(("", "_low", "_high")):
+            overall = None if found.speedup is None else found.speedup[i]
+            yield self._gauge(f"paceline:speedup{end}", "Measured speed over plain decoding.", overall)
+            name, labels = f"paceline:drafter_speedup{end}", ["model_name", "drafter", "batch"]
+            family = GaugeMetricFamily(name, "The same by drafter and batch size.", labels=labels)
+            for group in found.groups:
+                if group.speedup is not None:
+                    family.add_metric([self._bridge.model, group.drafter, group.batch], group.speedup[i])
+            yield family
+        yield self._counter("paceline:drawn_steps", "Steps drawn to run plain, to measure the speed-up.", found.drawn)
 
     def _gauge(self, name: str, text: str, value: float | None) -> Metric:
         family = GaugeMetricFamily(name, text, labels=["model_name"])

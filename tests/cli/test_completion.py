@@ -15,7 +15,7 @@ from tests.cli.conftest import Cli
 LINES = {
     "paceline se": {"serve"},
     "paceline bench off": {"offline"},
-    "paceline bench offline --no-m": {"--no-measure-cost"},
+    "paceline bench offline --no-m": {"--no-measure-cost", "--no-measure-speedup"},
     "paceline serve smollm2 --max-w": {"--max-waiting"},
     "paceline chat smollm2 --port": set(),
     "paceline run smollm2 --port": {"--port"},

@@ -34,6 +34,7 @@ ENGINE: dict[str, tuple[str, Any]] = {
     "kv_format": ("fp8", "fp8"),
     "prefix_cache": ("", False),
     "measure_cost": ("", False),
+    "measure_speedup": ("", False),
     "max_draft": ("5", 5),
     "max_draft_tokens": ("9", 9),
     "max_draft_batch": ("2", 2),
@@ -75,7 +76,7 @@ def parse(*argv: str) -> Namespace:
 
 
 def words(name: str, text: str) -> list[str]:
-    option = f"--no-{name}" if name in ("prefix_cache", "measure_cost") else f"--{name}"
+    option = f"--no-{name}" if name in ("prefix_cache", "measure_cost", "measure_speedup") else f"--{name}"
     return [option.replace("_", "-"), *([text] if text else [])]
 
 

@@ -8,22 +8,16 @@ from typing import Any
 
 import pytest
 
-from paceline.config import EngineConfig
 from paceline.draft import Draft
 from paceline.drafters.base import Ask, Drafter
 from paceline.drafters.guard import Guard
 from paceline.engine import governor
-from paceline.engine.engine import Engine
 from paceline.engine.host_times import HostTimes
 from paceline.engine.rests import AFTER_TRIAL, MAX_PROBED_REST, Chance, Trials, speeds
-from paceline.kv.cache import KVCache
-from paceline.runner.lanes import Lanes
 from paceline.runner.rounds.protocol import Seat
-from paceline.types import Request, SamplingParams, Speculation
-from tests.stub_rounds import TOKEN, Clock, StubRounds
-from tests.tiny_models import TARGET
+from tests.stub_rounds import TOKEN, Clock, StubRounds, engine_with, submit
 
-CONTEXT, MILLISECOND, VOCAB = 1024, 1e-3, 64
+MILLISECOND, VOCAB = 1e-3, 64
 Host = Callable[[Sequence[Seat]], float]
 Device = Callable[[int, int], float]
 
@@ -34,26 +28,10 @@ def speed(
     """Return tokens per second of the first `steps` rounds in which all decode; `drafter`: one on the host, if any."""
     clock = Clock()
     rounds = StubRounds(clock, device, host, **stub)
-    config = EngineConfig.of(
-        max_sequences=batch, max_draft=4, max_draft_batch=batch, max_step_tokens=64 * batch, max_draft_tokens=8 * batch
-    )
-    forward = TARGET.forward("toy", num_pages=batch * CONTEXT // 16)
-    lanes = Lanes(count=batch, max_context=CONTEXT, max_draft=4)
-    engine = Engine(
-        forward,
-        config=config,
-        lanes=lanes,
-        cache=KVCache(forward.kv, share_prefixes=False),
-        max_context=CONTEXT,
-        drafters={} if drafter is None else {drafter.name: Guard(drafter, vocab_size=VOCAB, timeout=1.0)},
-        default_drafter="stub" if drafter is None else drafter.name,
-        rounds=rounds,
-        clock=clock,
-    )
+    guards = {} if drafter is None else {drafter.name: Guard(drafter, vocab_size=VOCAB, timeout=1.0)}
+    engine = engine_with(rounds, batch=batch, drafters=guards)
     for i in range(batch):
-        sampling = SamplingParams(temperature=0, max_tokens=CONTEXT - 100, ignore_eos=True)
-        speculation = Speculation(enabled=drafts)
-        engine.submit(Request(id=f"{i}", prompt=(1, 2, 3), sampling=sampling, speculation=speculation))
+        submit(engine, f"{i}", enabled=drafts)
     while not rounds.rounds:
         engine.step()
         assert engine.dead is None, engine.dead

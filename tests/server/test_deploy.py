@@ -13,14 +13,13 @@ import yaml
 
 from paceline.cli.main import build_parsers
 from paceline.cli.serve import LOADING
-from paceline.engine.stats import Snapshot
+from paceline.engine.stats import Measured, Measurement, Snapshot
 from paceline.server.app import create_app
 from paceline.server.bridge import Bridge
 from paceline.server.gather import gather
 from paceline.server.metrics import Metrics
 from paceline.server.settings import HINTS, Settings
-from paceline.server.speedup import SpeedUp
-from paceline.types import Finish, Off, OffKind, SequenceStats, TokenEvent
+from paceline.types import Finish, Off, OffKind, SequenceStats, Speedup, TokenEvent
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -31,18 +30,21 @@ DASHBOARD = json.loads((DEPLOY / "grafana" / "paceline.json").read_text(encoding
 POD = MANIFESTS["deployment"]["spec"]["template"]["spec"]
 [CONTAINER] = POD["containers"]
 PORT = Settings().port
+SPEEDUP = Speedup(1.5, 1.4, 1.6)
+MEASURED = Measured("head", "1", SPEEDUP, 20, tokens_per_step=2.5, acceptance=0.6, off=None)
+SNAPSHOT = Snapshot(measurement=Measurement(speedup=SPEEDUP, groups=(MEASURED,), steps=100, drawn=1))
 
 
 def bridge() -> Bridge:
     return cast(
-        Bridge, SimpleNamespace(model="tiny", state="ready", stats=Snapshot, listeners=[], integrity_failures=0)
+        Bridge, SimpleNamespace(model="tiny", state="ready", stats=lambda: SNAPSHOT, listeners=[], integrity_failures=0)
     )
 
 
 def metric_names() -> set[str]:
     """Every series that a busy server tells."""
     metrics = Metrics(bridge())
-    for i in range(2 * SpeedUp.MIN_ANSWERS):  # enough of everything to be told
+    for i in range(16):  # enough of everything to be told
         stats = SequenceStats(
             output_tokens=9 + i,
             steps=6,

@@ -1,27 +1,36 @@
-"""Metrics: names, what is counted when, and an estimate of the speed-up that finds the truth where it is known."""
+"""Metrics: names, what is counted when, and what is told of the measured speed-up."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
-import numpy as np
 import pytest
 from fastapi import FastAPI
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from paceline.engine.stats import EngineStats, Snapshot
+from paceline.engine.stats import EngineStats, Measured, Measurement, Snapshot
 from paceline.server.bridge import Bridge
+from paceline.server.measured import Decisions, measured_fields, note_of
 from paceline.server.metrics import PARTS, Histogram, Metrics, install_metrics
-from paceline.server.speedup import SpeedUp
-from paceline.types import Finish, Off, OffKind, Origin, Request, SamplingParams, SequenceStats, Speculation, TokenEvent
+from paceline.types import (
+    Finish,
+    Off,
+    OffKind,
+    Origin,
+    Request,
+    SamplingParams,
+    SequenceStats,
+    Speculation,
+    Speedup,
+    TokenEvent,
+)
 from tests.rig import RIGS, build
 from tests.runs import prompt
 from tests.server.api import Api
@@ -34,6 +43,15 @@ SNAPSHOT = Snapshot(
     pages_held=30,
     pages_total=120,
     drafters={"ngram": None, "small": "drafter small is out: it raised"},
+)
+MEASURED = Measurement(
+    speedup=Speedup(1.5, 1.4, 1.6),
+    groups=(
+        Measured("ngram", "3-4", Speedup(0.9, 0.8, 0.95), 20, tokens_per_step=1.2, acceptance=0.1, off="paused"),
+        Measured("head", "1", None, 3, tokens_per_step=2.5, acceptance=0.6, off=None),
+    ),
+    steps=1200,
+    drawn=12,
 )
 STATS = SequenceStats(
     prompt_tokens=10,
@@ -69,7 +87,7 @@ def values(metrics: Metrics) -> dict[str, float]:
     for sample in itertools.chain.from_iterable(family.samples for family in parse(text.decode())):
         labels = dict(sample.labels)
         assert labels.pop("model_name") == "tiny"
-        [label] = labels.values() or [""]
+        label = ",".join(labels.values())
         found[f"{sample.name}{{{label}}}" if label else sample.name] = sample.value
     return found
 
@@ -223,97 +241,44 @@ def test_reasons_are_counted_by_kind_without_numbers_or_names(kind: OffKind) -> 
 # The estimate.
 
 
-def answers(plain: float, cost: float, *, count: int, noise: float, plain_share: float) -> Iterable[SequenceStats]:
-    """Answers of a machine on which a step costs `plain` seconds and a round `cost`; a round gives 3 tokens."""
-    random = np.random.default_rng(1)
-    for _ in range(count):
-        steps = int(random.integers(20, 60))
-        rounds = round(steps * (1 - plain_share * random.uniform(0.5, 1.5)))
-        seconds = ((steps - rounds) * plain + rounds * cost) * random.normal(1, noise)
-        yield SequenceStats(
-            output_tokens=1 + steps + 2 * rounds,
-            steps=1 + steps,
-            rounds=rounds,
-            time_to_first=0.5,
-            time_total=0.5 + seconds,
-        )
+def test_no_speed_up_is_no_sample_and_a_measured_one_is_three_for_each_group() -> None:
+    assert not any(name.startswith(("paceline:speedup", "paceline:drafter_speedup")) for name in values(make()))
+    found = {
+        (sample.name, sample.labels.get("drafter"), sample.labels.get("batch")): sample.value
+        for family in Metrics(fake_bridge(replace(SNAPSHOT, measurement=MEASURED))).collect()
+        for sample in family.samples
+    }
+    for i, end in enumerate(("", "_low", "_high")):
+        assert found[f"paceline:speedup{end}", None, None] == (1.5, 1.4, 1.6)[i]
+        assert found[f"paceline:drafter_speedup{end}", "ngram", "3-4"] == (0.9, 0.8, 0.95)[i]
+    assert ("paceline:drafter_speedup", "head", "1") not in found  # still measuring
+    assert found["paceline:drawn_steps_total", None, None] == 12
 
 
-def estimate_of(stats: Iterable[SequenceStats]) -> Any:
-    speedup = SpeedUp()
-    for each in stats:
-        speedup.observe(each)
-    return speedup.estimate()
+def test_what_is_told_of_the_measured_speed_up() -> None:
+    told = measured_fields(replace(SNAPSHOT, measurement=MEASURED))
+    assert told["speedup"].model_dump() == {"ratio": 1.5, "low": 1.4, "high": 1.6}
+    assert (told["speedup_note"], told["drawn_share"]) == (None, 0.01)
+    assert [(group.drafter, group.batch, group.off) for group in told["speedups"]] == [
+        ("ngram", "3-4", "paused"),
+        ("head", "1", None),
+    ]
+    assert note_of(None) is not None
+    assert note_of(replace(MEASURED, speedup=None)) == "measuring: 3 of 8 runs of plain steps so far"
+    assert "slower" in str(note_of(replace(MEASURED, speedup=None, groups=MEASURED.groups[:1])))
 
 
-def test_the_estimate_finds_the_truth() -> None:
-    seen = list(answers(0.01, 0.015, count=60, noise=0.05, plain_share=0.3))
-    truth = 0.01 * sum(s.output_tokens - 1 for s in seen) / sum(s.time_total - s.time_to_first for s in seen)
-    found = estimate_of(seen)
-    assert found.low < truth < found.high
-    assert found.speedup == pytest.approx(truth, rel=0.1)
-    assert 1.2 < found.low < found.high < 3
-
-
-def test_without_noise_the_estimate_is_exact() -> None:
-    found = estimate_of(answers(0.01, 0.04, count=20, noise=0, plain_share=0.4))
-    assert found.low <= found.speedup <= found.high < 1  # a round of three tokens costs four steps: slower
-    seen = list(answers(0.01, 0.04, count=20, noise=0, plain_share=0.4))
-    truth = 0.01 * sum(s.output_tokens - 1 for s in seen) / sum(s.time_total - s.time_to_first for s in seen)
-    assert found.speedup == pytest.approx(truth)
-
-
-def test_more_answers_make_the_interval_narrower() -> None:
-    few, many = (estimate_of(answers(0.01, 0.015, count=n, noise=0.1, plain_share=0.3)) for n in (12, 200))
-    assert many.high - many.low < few.high - few.low
-
-
-def test_plain_answers_tell_what_a_plain_step_costs() -> None:
-    drafted = [SequenceStats(output_tokens=91, steps=31, rounds=30, time_total=0.6)] * 10
-    assert estimate_of(drafted) is None  # rounds only: nothing to hold them against
-    plain = [SequenceStats(output_tokens=31, steps=31, rounds=0, time_total=0.3)] * 10
-    assert estimate_of([*drafted, *plain]).speedup == pytest.approx(1.5)
-
-
-def test_an_estimate_takes_in_every_answer_that_ends() -> None:
-    speedup = SpeedUp()
-    seen = list(answers(0.01, 0.015, count=30, noise=0.05, plain_share=0.3))
-    for stats in seen[:20]:
-        speedup.observe(stats)
-    before = speedup.estimate()
-    assert speedup.estimate() is before  # nothing new: nothing to compute
-    speedup.observe(seen[20])
-    assert speedup.estimate() == estimate_of(seen[:21]) != before
-
-
-@pytest.mark.parametrize("count", [0, 1, SpeedUp.MIN_ANSWERS - 1])
-def test_too_few_answers_are_no_estimate(count: int) -> None:
-    assert estimate_of(answers(0.01, 0.015, count=count, noise=0.05, plain_share=0.3)) is None
-
-
-def test_no_rounds_are_no_speed_up() -> None:
-    assert estimate_of([SequenceStats(output_tokens=31, steps=31, time_total=0.3)] * 20) is None
-
-
-def test_answers_without_a_second_token_say_nothing() -> None:
-    assert estimate_of([SequenceStats(output_tokens=1, steps=1, time_total=0.3)] * 20) is None
-
-
-def test_no_estimate_is_no_sample_and_an_estimate_is_three() -> None:
-    metrics = make()
-    assert not any(name.startswith("paceline:estimated_speedup") for name in values(metrics))
-    for stats in answers(0.01, 0.015, count=20, noise=0.05, plain_share=0.3):
-        metrics.observe(last(stats))
-    found = values(metrics)
-    low, middle, high = (found[f"paceline:estimated_speedup{end}"] for end in ("_low", "", "_high"))
-    assert 1 < low <= middle <= high
-
-
-def test_aborted_answers_do_not_enter_the_estimate() -> None:
-    metrics = make()
-    for stats in answers(0.01, 0.015, count=20, noise=0.05, plain_share=0.3):
-        metrics.observe(last(stats, Finish.ABORT))
-    assert metrics.speculation()["speedup"] is None
+def test_the_log_tells_a_decision_once_and_not_all_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "paceline.server")
+    off = [replace(group, off="paused: 0.90 ×") for group in MEASURED.groups]
+    decisions = Decisions()
+    for at in (0.0, 1.0, 4.9, 5.1, 20.0):
+        decisions.look(replace(SNAPSHOT, measurement=replace(MEASURED, groups=(*off,))), at=at)
+    told = [(record.getMessage(), cast(Any, record).facts["drafter"]) for record in caplog.records]
+    assert told == [("speculation off", "ngram"), ("speculation off", "head")]
+    decisions.look(replace(SNAPSHOT, measurement=replace(MEASURED, groups=())), at=30.0)
+    decisions.look(replace(SNAPSHOT, measurement=replace(MEASURED, groups=MEASURED.groups[1:])), at=40.0)
+    assert [record.getMessage() for record in caplog.records[2:]] == ["speculation on again"]
 
 
 def test_what_charts_need() -> None:

@@ -76,7 +76,13 @@ CHUNKS = [
     {
         "choices": [{"index": 0, "delta": {"content": " upon a"}, "finish_reason": "length"}],
         "paceline": {"round": 2, "origins": ["accepted", "bonus"], "token_texts": [" upon", " a"], "drafter": "ngram"},
-        "speculation": {"num_draft_tokens": 3, "num_accepted_tokens": 1, "drafter": "ngram", "tokens_per_step": 1.5},
+        "speculation": {
+            "num_draft_tokens": 3,
+            "num_accepted_tokens": 1,
+            "drafter": "ngram",
+            "tokens_per_step": 1.5,
+            "speedup": {"ratio": 1.5, "low": 1.4, "high": 1.6},
+        },
     },
     {"choices": [], "usage": {"completion_tokens": 3}},
 ]
@@ -108,7 +114,8 @@ def test_an_answer_is_put_together_from_chunks(tmp_path: Path) -> None:
     assert told["tip"].split("\n") == ['"Once" plain', "probability 100.0 %", "step 1", "100 ms after the request"]
     assert told["drafted"].split("\n")[0] == '" upon" accepted from ngram'
     assert (told["end"], told["full"]) == ("Cut at max tokens (3).", "Cut: the context is full.")
-    assert told["pieces"][3:] == ["1.50 tokens per step", "33 % of 3 drafted tokens accepted"]
+    measured = "1.50 × (1.40 to 1.60) as fast as plain"
+    assert told["pieces"][3:] == ["1.50 tokens per step", "33 % of 3 drafted tokens accepted", measured]
 
 
 def test_a_server_that_tells_no_origins_is_shown_without(tmp_path: Path) -> None:
@@ -154,11 +161,15 @@ def test_facts_are_said_in_words(tmp_path: Path) -> None:
         return [Object.fromEntries(cardOf(model, state)), cardLine(model), cardOf({{id: "x"}}, null).length,
             stateInWords(200, {{}}), stateInWords(503, {{status: "starting", percent: 42}}), stateInWords(0, null),
             stateInWords(503, {{status: "draining"}}), stateInWords(503, {{status: "dead"}}), stateInWords(502, null),
-            speedupInWords({{speedup: {{speedup: 1.5, low: 1.25, high: 1.75}}}}),
-            speedupInWords({{default_drafter: "ngram", answers_by_drafter: {{ngram: 2, none: 1}}}}),
+            speedupInWords({{speedup: {{ratio: 1.5, low: 1.25, high: 1.75}}, drawn_share: 0.012}}),
+            speedupInWords({{default_drafter: "ngram", speedup_note: "measuring: 3 of 8 runs"}}),
+            groupInWords({{drafter: "head", batch: "3-4", speedup: {{ratio: 0.9, low: 0.8, high: 0.95}}, runs: 9,
+                tokens_per_step: 1.25, acceptance: 0.1, off: "paused"}}),
+            groupInWords({{drafter: "head", batch: "1", speedup: null, runs: 2}}),
             reasonOf("something new"), problemInWords({{message: "no key was given", status: 401}})];
     """
-    card, line, short, ready, starting, gone, draining, dead, other, speedup, few, reason, problem = run(code, tmp_path)
+    card, line, short, ready, starting, gone, draining, dead, other, *rest = run(code, tmp_path)
+    speedup, few, group, measuring, reason, problem = rest
     assert card == {
         "Name": "smollm2",
         "Parameters": "134.5 million",
@@ -178,7 +189,10 @@ def test_facts_are_said_in_words(tmp_path: Path) -> None:
     )
     assert (speedup["number"], few["number"]) == ("1.50 ×", "")
     assert "1.25 to 1.75" in speedup["note"]
-    assert "3 so far" in few["note"]
+    assert "1.2 % of the steps run plain" in speedup["note"]
+    assert few["note"] == "Live speed-up over plain decoding: measuring: 3 of 8 runs."
+    assert group == "head, 3-4 at once: 0.90 × (0.80 to 0.95) · 1.25 tokens per step · 10 % accepted · paused"
+    assert measuring == "head, 1 at once: measuring (2 runs so far)"
     assert (reason, problem) == ("Something new.", "No key was given. Enter an API key.")
 
 
@@ -200,7 +214,7 @@ def test_a_conversation_is_a_tree_that_survives_broken_data(tmp_path: Path) -> N
             JSON.stringify({...made, version: 0}), JSON.stringify({...made, nodes: 5}),
             JSON.stringify({...made, nodes: [{id: 1, parent: 1, role: "user", content: ""}]}),
             ...[{content: 5}, {role: "system"}, {speed: "fast"}, {tokens: {}}, {tokens: [5]}, {stats: 5},
-                {stats: {tokens_per_step: "many"}}, {finish: {}}].map((wrong) =>
+                {stats: {tokens_per_step: "many"}}, {stats: {speedup: {ratio: 1}}}, {finish: {}}].map((wrong) =>
                 JSON.stringify({...made, nodes: [{id: 1, parent: null, role: "user", content: "", ...wrong}]}))];
         return [seen, branchesOf(made, edited).length, made.title, JSON.stringify(read) === JSON.stringify(made),
             broken.map(readConversation), readConversation(JSON.stringify({...made, leaf: 99})).leaf, markdown,

@@ -15,6 +15,7 @@ from paceline import __version__
 from paceline.accept.registry import in_use
 from paceline.llm import Sample
 from paceline.server.answers.timings import timings
+from paceline.server.measured import shown
 from paceline.server.protocol.answers import SpeculationStats
 from paceline.server.protocol.llama_cpp import Timings
 from paceline.server.protocol.requests import ChatRequest, CompletionRequest
@@ -223,4 +224,6 @@ def speculation_stats(all_stats: Sequence[SequenceStats], asked: Speculation) ->
         pauses=sum(s.pauses for s in all_stats),
         preemptions=sum(s.preemptions for s in all_stats),
         off_reason="; ".join(reasons) or None,
+        speedup=shown(all_stats[-1].speedup) if all_stats else None,
+        speedup_note=all_stats[-1].unmeasured if all_stats else None,
     )

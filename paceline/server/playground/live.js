@@ -4,7 +4,7 @@ import { call, get, keyOf, setKey } from "./api.js";
 import { barChart, lineChart } from "./charts.js";
 import { offer } from "./controls.js";
 import { $, make, say } from "./dom.js";
-import { cardLine, cardOf, reasonOf, speedupInWords, stateInWords } from "./words.js";
+import { cardLine, cardOf, groupInWords, reasonOf, speedupInWords, stateInWords } from "./words.js";
 
 const LIVE_MS = 1000; // while charts are in view
 const REST_MS = 5000; // else
@@ -12,7 +12,7 @@ const SECONDS = 60; // of a chart
 
 const state = { model: null, points: [], polled: null, timer: null, raced: null };
 
-/** Keeps the result of a race, for as long as the server has no estimate of its own. */
+/** Keeps the result of a race, for as long as the server has measured none itself. */
 export const rememberRace = (times) => (state.raced = times);
 
 export const modelName = () => state.model?.id;
@@ -125,10 +125,13 @@ function showSpeedup(points, told) {
   $("speedup-none").hidden = points.length > 0;
   $("speedup-chart").hidden = points.length === 0;
   say($("speedup-none"), note);
+  $("speedups").replaceChildren(
+    ...(told.speedups ?? []).map((group) => make("li", { textContent: groupInWords(group) })),
+  );
   if (!points.length) return;
   const marks = points.map(({ ago, speedup }) => ({
     ago,
-    value: speedup.speedup,
+    value: speedup.ratio,
     low: speedup.low,
     high: speedup.high,
   }));
@@ -136,7 +139,7 @@ function showSpeedup(points, told) {
     seconds: SECONDS,
     yTitle: "times as fast as plain decoding",
     rule: 1,
-    words: `Estimated speed-up: ${number} ${note}`,
+    words: `Measured speed-up: ${number} ${note}`,
   });
 }
 

@@ -115,6 +115,8 @@ function factsOf(node, tokens) {
     details.append(
       make("p", { className: "quiet", textContent: `At the end it did not draft: ${node.stats.off_reason}.` }),
     );
+  if (node.stats?.speedup_note)
+    details.append(make("p", { className: "quiet", textContent: `Speed-up: ${node.stats.speedup_note}.` }));
   return details;
 }
 

@@ -88,6 +88,8 @@ const STATS = {
   num_draft_tokens: "number",
   num_accepted_tokens: "number",
   off_reason: "string",
+  speedup: "object",
+  speedup_note: "string",
 };
 
 const fits = (record, types) =>
@@ -107,6 +109,8 @@ function areNodes(nodes) {
 
 function isMessage({ role, content, tokens = [], ...node }) {
   if (!["user", "assistant"].includes(role) || typeof content !== "string") return false;
+  const speedup = node.stats?.speedup;
+  if (speedup && !["ratio", "low", "high"].every((name) => typeof speedup[name] === "number")) return false;
   return fits(node, FIELDS) && fits(node.stats, STATS) && Array.isArray(tokens) && tokens.every(Array.isArray);
 }
 

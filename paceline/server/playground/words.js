@@ -17,6 +17,7 @@ export const REASONS = {
   "grammar": "The answer has a grammar whose masks take long, or cannot be known for a whole draft.",
   "drafter is behind": "The drafter had not read all of the text yet.",
   "no hidden states": "The drafter needs hidden states of the model that were no longer kept.",
+  "measured slower": "Speculation was measured to be slower than plain decoding here, so it rests for a while.",
 };
 
 export const reasonOf = (kind) => REASONS[kind] ?? `${kind[0].toUpperCase()}${kind.slice(1)}.`;
@@ -116,6 +117,7 @@ export function summaryOf({ stats, tokens, seconds, speed }) {
     const share = (100 * stats.num_accepted_tokens) / stats.num_draft_tokens;
     pieces.push(`${share.toFixed(0)} % of ${plural(stats.num_draft_tokens, "drafted token")} accepted`);
   }
+  if (stats?.speedup) pieces.push(`${range(stats.speedup)} as fast as plain`);
   return pieces;
 }
 
@@ -141,19 +143,32 @@ export function describe(token) {
   return lines.join("\n");
 }
 
-/** Reads the estimated speed-up: the number with a note, or a note alone. `raced` stands in for a missing estimate. */
+/** Reads the measured speed-up: the number with a note, or a note alone. `raced` stands in while there is none. */
 export function speedupInWords(speculation, raced = null) {
   if (speculation?.speedup) {
-    const { speedup, low, high } = speculation.speedup;
+    const { ratio, low, high } = speculation.speedup;
     const interval = `95 % interval ${low.toFixed(2)} to ${high.toFixed(2)}`;
     return {
-      number: `${speedup.toFixed(2)} ×`,
-      note: `as fast as plain decoding, estimated from the latest answers (${interval}).`,
+      number: `${ratio.toFixed(2)} ×`,
+      note: `as fast as plain decoding, measured now: ${drawn(speculation)} of the steps run plain (${interval}).`,
     };
   }
   if (raced) return { number: `${raced.toFixed(2)} ×`, note: "as fast as plain decoding in your last race." };
-  const answers = Object.values(speculation?.answers_by_drafter ?? {}).reduce((sum, count) => sum + count, 0);
   if (speculation && !speculation.default_drafter)
     return { number: "", note: "This server has no drafter: it decodes plainly." };
-  return { number: "", note: `Live speed-up over plain decoding: too few answers yet to tell (${answers} so far).` };
+  return { number: "", note: `Live speed-up over plain decoding: ${speculation?.speedup_note ?? "measuring"}.` };
 }
+
+const drawn = ({ drawn_share: share }) => `${(100 * (share ?? 0)).toFixed(1)} %`;
+
+/** Describes what was measured with one drafter and batch size, a line. */
+export function groupInWords({ drafter, batch, speedup, runs, tokens_per_step: tokens, acceptance, off }) {
+  const pieces = [`${drafter}, ${batch} at once: ${speedup ? range(speedup) : `measuring (${plural(runs, "run")} so far)`}`];
+  if (tokens) pieces.push(`${tokens.toFixed(2)} tokens per step`);
+  if (acceptance) pieces.push(`${(100 * acceptance).toFixed(0)} % accepted`);
+  if (off) pieces.push(off);
+  return pieces.join(" · ");
+}
+
+/** A measured speed-up with its interval. */
+export const range = ({ ratio, low, high }) => `${ratio.toFixed(2)} × (${low.toFixed(2)} to ${high.toFixed(2)})`;

@@ -33,6 +33,33 @@ class Usage(BaseModel):
     completion_tokens_details: CompletionDetails | None = None
 
 
+class MeasuredSpeedup(BaseModel):
+    """Speed over plain decoding, with a 95 % interval: some steps are drawn to run plain, and compared with others."""
+
+    ratio: float = Field(description="1: as fast as plain decoding")
+    low: float
+    high: float
+
+
+class GroupSpeedup(BaseModel):
+    """What was measured of steps with one drafter and about as many sequences."""
+
+    drafter: str
+    batch: str = Field(description="sequences: 1, 2, 3-4, 5-8, …")
+    speedup: MeasuredSpeedup | None = Field(description="null: still measuring")
+    runs: int = Field(description="of plain steps that count; old ones fade")
+    tokens_per_step: float | None = Field(description="of a sequence, without the steps drawn to run plain")
+    acceptance: float | None = Field(description="accepted tokens a drafted one; null: nothing was drafted")
+    off: str | None = Field(description="why nothing is drafted; null: drafts are allowed")
+
+
+class DraftPrices(BaseModel):
+    """Probabilities of being right from which drafting pays; 0: not known."""
+
+    entry: float = Field(description="of drafting at all")
+    token: float = Field(description="of one more token")
+
+
 class SpeculationStats(BaseModel):
     """Statistics of speculation over all answers of one request. Times are seconds."""
 
@@ -56,6 +83,8 @@ class SpeculationStats(BaseModel):
     pauses: int
     preemptions: int
     off_reason: str | None = Field(description="why the last step that could have drafted did not")
+    speedup: MeasuredSpeedup | None = Field(description="of its drafter and batch size when it ended; null: see note")
+    speedup_note: str | None = Field(description="why there is no measured speed-up")
 
 
 class TopLogprob(BaseModel):

@@ -11,7 +11,8 @@ from pydantic import BaseModel, Field
 from paceline import __version__
 from paceline.server.bridge import Bridge
 from paceline.server.dialects import ERRORS
-from paceline.server.protocol.answers import Health, Version
+from paceline.server.measured import measured_fields
+from paceline.server.protocol.answers import DraftPrices, GroupSpeedup, Health, MeasuredSpeedup, Version
 from paceline.server.routes.common import bridge_of, settings_of
 
 router = APIRouter(tags=["State"], responses=ERRORS)
@@ -38,7 +39,13 @@ class Speculating(BaseModel):
     num_draft_tokens: int
     num_accepted_tokens: int
     acceptance_by_position: list[float] = Field(description="share of drafts that were right up to position 0, 1, …")
-    speedup: dict[str, Any] | None = Field(description="over plain decoding, estimated, with its interval")
+    speedup: MeasuredSpeedup | None = Field(description="of all drafters and batch sizes by their time; null: see note")
+    speedup_note: str | None = Field(description="why there is no measured speed-up")
+    speedups: list[GroupSpeedup] = Field(description="by drafter and batch size")
+    drawn_steps: int = Field(description="steps that were drawn to run plain, to measure the speed-up")
+    drawn_share: float = Field(description="of the steps with a drafter")
+    drafting_now: dict[str, int] = Field(description="drafters, and running sequences that draft with them now")
+    prices: dict[str, DraftPrices] = Field(description="by drafter")
     answers_by_drafter: dict[str, int]
     engine: dict[str, float] = Field(description="totals since the start; times in seconds")
 
@@ -91,7 +98,10 @@ async def speculation(http: Request) -> Speculating:
         pages_held=now.pages_held,
         pages_total=now.pages_total,
         off_now=dict(now.off_reasons),
+        drafting_now=dict(now.drafting),
+        prices={name: DraftPrices(**asdict(prices)) for name, prices in now.prices.items()},
         output_tokens=now.engine.output_tokens,
         engine=asdict(now.engine),
+        **measured_fields(now),
         **http.app.state.metrics.speculation(),
     )
