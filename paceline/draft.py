@@ -15,13 +15,16 @@ class Draft:
 
     parents[i] is the index of the token that token i follows, -1 for the last committed token; an empty `parents`
     means a chain. Siblings differ in their token. `probs` [len, vocab] are the distributions that the tokens were
-    drawn from, for rules that want them; None means that the drafter gave each token probability 1.
+    drawn from, for rules that want them; None means that the drafter gave each token probability 1. `confidence` is the
+    drafter's estimate that a token and all before it on its path are accepted; () if it has none.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     probs: Tensor | None = None
     passes: int | None = None  # passes of the drafter's model that it took; None: one for each level
+    confidence: tuple[float, ...] = ()
+    by: str | None = None  # members of a portfolio whose draft it is, joined by "+"; None: the drafter that was asked
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -60,6 +63,8 @@ class Draft:
             return problem
         if self.passes is not None and (type(self.passes) is not int or self.passes < 0):
             return f"passes {self.passes!r} that are no count"
+        if self.confidence and not (len(self.confidence) == len(self.tokens) and _are_probabilities(self.confidence)):
+            return "a confidence that is not one probability for each token"
         return self._problem_of_parents() if self.parents else None
 
     def _problem_of_probs(self, probs: Tensor, vocab_size: int) -> str | None:
@@ -87,6 +92,10 @@ class Draft:
 def _are_integers(values: tuple[int, ...], low: int, high: int) -> bool:
     """True if all are of type int, which excludes bool and numpy's, and within [low, high)."""
     return not values or ({*map(type, values)} == {int} and low <= min(values) and max(values) < high)
+
+
+def _are_probabilities(values: tuple[float, ...]) -> bool:
+    return all([0.0 <= value <= 1.0 for value in values])  # false for NaN, too
 
 
 EMPTY = Draft()

@@ -65,7 +65,10 @@ class TreeDrafting:
         wanted = [_wanted(ask, *self._thresholds.of_tree(ask), self._thresholds.row_prices(ask)) for ask in asks]
         batch = self._make_batch(shares, max(each.limit for each in wanted))
         trees = self._by.draft(batch, features, wanted, width=self._branches)
-        return [Draft(tuple(tokens), _branching(parents), passes=passes) for tokens, parents, passes in trees]
+        return [
+            Draft(tuple(tokens), _branching(parents), passes=passes, confidence=tuple(confidence))
+            for tokens, parents, passes, confidence in trees
+        ]
 
 
 def is_simple(ask: Ask) -> bool:

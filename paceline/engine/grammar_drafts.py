@@ -36,6 +36,7 @@ def _part(draft: Draft, kept: list[int]) -> Draft:
         tokens=tuple(draft.tokens[node] for node in kept),
         parents=tuple(places[draft.parents[node]] for node in kept) if draft.parents else (),
         probs=None if draft.probs is None else draft.probs[kept],
+        confidence=(),
     )
 
 
@@ -50,4 +51,4 @@ def _with_forced(draft: Draft, paths: list[tuple[int, ...]], grammar: GrammarSta
     if len(tokens) == len(paths):
         return draft
     chain = parents == [*range(-1, len(tokens) - 1)]
-    return replace(draft, tokens=tuple(tokens), parents=() if chain else tuple(parents))
+    return replace(draft, tokens=tuple(tokens), parents=() if chain else tuple(parents), confidence=())

@@ -198,7 +198,8 @@ class Recording:
         return result
 
     def draft(self, original: Callable[..., int], handle: int, pass_: Any, order_: Any) -> int:
-        """Logits are not compared: a prefetched pass leaves those of an earlier one."""
+        """Logits are not compared: a prefetched pass leaves those of an earlier one. Nor is confidence: the order of its
+        sums depends on the width of vectors."""
         made, batch = self._programs[handle], Pass.from_address(_address(pass_))
         order = Order.from_address(_address(order_))
         sizes = _order_sizes(order, batch.sequences)
@@ -332,7 +333,7 @@ def _order_sizes(order: Order, sequences: int) -> Sizes:
         "seeds": 8 * sequences,
         "ids": 4 * order.vocab,
     }
-    return sizes | dict.fromkeys(("row_prices", "tokens", "parents"), 4 * sequences * order.longest)
+    return sizes | dict.fromkeys(("row_prices", "tokens", "parents", "confidence"), 4 * sequences * order.longest)
 
 
 def _matrix_sizes(matrix: Matrix) -> Sizes:

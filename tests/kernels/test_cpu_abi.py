@@ -63,7 +63,7 @@ def test_a_field_of_another_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     with_fields(monkeypatch, "order", [*fields_of("order")[:-1], ("child_acceptance", c_int64)])
     said = refused()
     assert (
-        "field child_acceptance of struct order is 4 bytes at offset 144 in C and 8 bytes at offset 144 in Python"
+        "field child_acceptance of struct order is 4 bytes at offset 152 in C and 8 bytes at offset 152 in Python"
         in said
     )
 

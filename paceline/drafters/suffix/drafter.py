@@ -90,7 +90,7 @@ class SuffixDrafter(Drafter):
         text.drafts[length] = made, trust
         if len(text.drafts) > MAX_UNOBSERVED:  # drafts that were dropped are never observed
             del text.drafts[next(iter(text.drafts))]
-        return Draft(made.tokens, made.parents)
+        return Draft(made.tokens, made.parents, passes=0, confidence=tuple(made.confidence))
 
     def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
         text = self._texts[key]

@@ -54,10 +54,10 @@ static const abi_entry entries[] = {
 
     FIELD(order, ids), FIELD(order, limits), FIELD(order, seeds), FIELD(order, inverse_temperature),
     FIELD(order, min_confidence), FIELD(order, level_prices), FIELD(order, row_prices), FIELD(order, min_p),
-    FIELD(order, top_p), FIELD(order, top_k), FIELD(order, tokens), FIELD(order, parents), FIELD(order, counts),
-    FIELD(order, passes), FIELD(order, longest), FIELD(order, vocab), FIELD(order, width), FIELD(order, beam),
-    FIELD(order, ahead), FIELD(order, lookahead), FIELD(order, odds_slope), FIELD(order, odds_offset),
-    FIELD(order, child_acceptance), STRUCT(order),
+    FIELD(order, top_p), FIELD(order, top_k), FIELD(order, tokens), FIELD(order, parents),
+    FIELD(order, confidence), FIELD(order, counts), FIELD(order, passes), FIELD(order, longest), FIELD(order, vocab),
+    FIELD(order, width), FIELD(order, beam), FIELD(order, ahead), FIELD(order, lookahead), FIELD(order, odds_slope),
+    FIELD(order, odds_offset), FIELD(order, child_acceptance), STRUCT(order),
 
     FIELD(suffix_order, sources), FIELD(suffix_order, prices), FIELD(suffix_order, tokens),
     FIELD(suffix_order, parents), FIELD(suffix_order, confidence), FIELD(suffix_order, source_count),

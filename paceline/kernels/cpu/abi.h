@@ -150,6 +150,7 @@ typedef struct {
     const int32_t *top_k;              /* [sequences]; 0: off */
     int32_t *tokens;                   /* out [sequences][longest], the most likely first */
     int32_t *parents;                  /* out [sequences][longest]; -1: the root */
+    float *confidence;                 /* out [sequences][longest] */
     int32_t *counts;                   /* out [sequences] nodes of each draft */
     int32_t *passes;                   /* out [sequences] passes that a draft took part in */
     int32_t longest;

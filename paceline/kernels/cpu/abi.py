@@ -161,7 +161,7 @@ class Order(Structure):
         *((name, c_void_p) for name in ("ids", "limits", "seeds", "inverse_temperature")),
         *((name, c_void_p) for name in ("min_confidence", "level_prices", "row_prices")),
         *((name, c_void_p) for name in ("min_p", "top_p", "top_k")),
-        *((name, c_void_p) for name in ("tokens", "parents", "counts", "passes")),
+        *((name, c_void_p) for name in ("tokens", "parents", "confidence", "counts", "passes")),
         *((name, c_int32) for name in ("longest", "vocab", "width", "beam", "ahead", "lookahead")),
         *((name, c_float) for name in ("odds_slope", "odds_offset", "child_acceptance")),
     )

@@ -187,8 +187,8 @@ static int count_paying(const float *prices, const float *confidence, int count)
 /* Write the most likely nodes. A parent is at least as likely as its children, and comes before them. */
 static void write_draft(const order *o, int s, const tree *t) {
     int32_t *tokens = o->tokens + (int64_t)s * o->longest, *parents = o->parents + (int64_t)s * o->longest;
+    float *confidence = o->confidence + (int64_t)s * o->longest;
     int32_t places[NODES_MAX];
-    float confidence[NODES_MAX];
     int count = 0;
     for (int i = 0; i < t->count; i++) {
         places[i] = rank_of(t, i);

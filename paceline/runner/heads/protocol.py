@@ -77,6 +77,7 @@ class Tree(NamedTuple):
     tokens: list[int]  # of the target's vocabulary
     parents: list[int]  # as in Draft
     passes: int  # passes that it took
+    confidence: list[float]  # probability that each token and all its ancestors are accepted
 
 
 class MedusaForward(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import addressof, c_char, c_int32
+from ctypes import addressof, c_char, c_float, c_int32
 from struct import Struct
 from typing import NamedTuple
 
@@ -87,9 +87,10 @@ class DraftMemory:
         # The fields of WANTED, each [count]: two of integers, four of floats; then row prices [count, longest].
         self._layout = Struct(f"={2 * count}i{(4 + longest) * count}f")
         self._asked = bytearray(self._layout.size)
-        # counts [count] │ passes [count] │ tokens [count, longest] │ parents [count, longest]
+        # counts [count] │ passes [count] │ tokens [count, longest] │ parents [count, longest]; confidence [count, longest]
         memory = (c_int32 * (count * (2 + 2 * longest)))()
         self._found = memoryview(memory).cast("B").cast("i")
+        self._confidence = (c_float * (count * longest))()
         asked, found = addressof(c_char.from_buffer(self._asked)), addressof(memory)
         assert batch.seeds is not None, "drafts are drawn by the batch's seeds"
         assert batch.inverse_temperatures is not None, "drafts are drawn at the batch's temperatures"
@@ -103,6 +104,7 @@ class DraftMemory:
             passes=found + 4 * count,
             tokens=found + 4 * count * 2,
             parents=found + 4 * count * (2 + longest),
+            confidence=addressof(self._confidence),
             longest=longest,
             vocab=len(ids),
             width=width,
@@ -144,11 +146,17 @@ class DraftMemory:
     def read(self) -> list[Tree]:
         """Return the tree of each sequence."""
         found, count, longest = self._found.tolist(), self._count, self._longest
-        starts = range(2 * count, count * (2 + longest), longest)
-        to_parent = count * longest  # distance from a token to its parent
+        tokens, parents = found[2 * count :], found[count * (2 + longest) :]
         return [
-            Tree(found[start : start + size], found[start + to_parent : start + to_parent + size], passes)
-            for start, size, passes in zip(starts, found[:count], found[count : 2 * count], strict=True)
+            Tree(
+                tokens[start : start + size],
+                parents[start : start + size],
+                passes,
+                self._confidence[start : start + size],
+            )
+            for start, size, passes in zip(
+                range(0, count * longest, longest), found[:count], found[count : 2 * count], strict=True
+            )
         ]
 
 

@@ -53,8 +53,10 @@ def test_a_draft_is_the_one_of_a_search_pass_by_pass(variant: str, width: int, m
             ((0.0, 1.0, 0.0), [TreeRequest(9, 0.005, 0.01, row_prices=prices) for prices in PRICES]),
         ):
             found = fast.draft(drawing(SEEDS, *inverse_temperatures), FEATURES, wanted, width=width)
-            assert found == by_passes(fast, wanted, inverse_temperatures, width=width), name
-            for (tokens, parents, _), each in zip(found, wanted, strict=True):
+            for tree, expected in zip(found, by_passes(fast, wanted, inverse_temperatures, width=width), strict=True):
+                assert tree[:3] == expected[:3], name
+                assert tree.confidence == pytest.approx(expected.confidence, rel=1e-4), name
+            for (tokens, parents, *_), each in zip(found, wanted, strict=True):
                 assert 1 <= len(tokens) <= each.limit
                 assert all(-1 <= parent < i for i, parent in enumerate(parents))
                 assert len(set(zip(parents, tokens, strict=True))) == len(tokens)
@@ -65,7 +67,7 @@ def test_a_wide_draft_branches_and_a_narrow_one_does_not() -> None:
     fast, _ = both(HEADS["plain"])
     wanted = [TreeRequest(12, 0.0, 0.0)] * 3
     for width, branches in ((1, False), (4, True)):
-        for tokens, parents, _ in fast.draft(drawing(SEEDS, 0.0), FEATURES, wanted, width=width):
+        for tokens, parents, *_ in fast.draft(drawing(SEEDS, 0.0), FEATURES, wanted, width=width):
             assert len(tokens) == 12
             assert (parents != [*range(-1, 11)]) == branches
 
@@ -213,4 +215,5 @@ def best(tree: list[Node], wanted: TreeRequest, passes: int) -> Tree:
     gains = list(accumulate(tree[at].belief - price(wanted, row) for row, at in enumerate(order)))
     order = order[: max(range(len(order)), key=lambda i: (gains[i], i)) + 1]
     places = {-1: -1} | {at: place for place, at in enumerate(order)}
-    return Tree([tree[at].token for at in order], [places[tree[at].parent] for at in order], passes)
+    beliefs = [tree[at].belief for at in order]
+    return Tree([tree[at].token for at in order], [places[tree[at].parent] for at in order], passes, beliefs)
