@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import count
-from operator import lt
+from operator import le, lt
 
 from torch import Tensor
 
@@ -63,9 +63,8 @@ class Draft:
             return problem
         if self.passes is not None and (type(self.passes) is not int or self.passes < 0):
             return f"passes {self.passes!r} that are no count"
-        if self.confidence and not (len(self.confidence) == len(self.tokens) and _are_probabilities(self.confidence)):
-            return "a confidence that is not one probability for each token"
-        return self._problem_of_parents() if self.parents else None
+        problem = self._problem_of_parents() if self.parents else None
+        return self._problem_of_confidence() if self.confidence and problem is None else problem
 
     def _problem_of_probs(self, probs: Tensor, vocab_size: int) -> str | None:
         if tuple(probs.shape) != (len(self.tokens), vocab_size):
@@ -88,14 +87,17 @@ class Draft:
             return "two siblings with the same token"
         return None
 
+    def _problem_of_confidence(self) -> str | None:
+        given = self.confidence
+        if len(given) != len(self.tokens) or not all(0.0 <= each <= 1.0 for each in given):  # false for NaN, too
+            return "a confidence that is not one probability for each token"
+        above = [given[parent] if parent >= 0 else 1.0 for parent in self.parents] if self.parents else (1.0, *given)
+        return None if all(map(le, given, above)) else "a confidence that grows along a path"
+
 
 def _are_integers(values: tuple[int, ...], low: int, high: int) -> bool:
     """True if all are of type int, which excludes bool and numpy's, and within [low, high)."""
     return not values or ({*map(type, values)} == {int} and low <= min(values) and max(values) < high)
-
-
-def _are_probabilities(values: tuple[float, ...]) -> bool:
-    return all([0.0 <= value <= 1.0 for value in values])  # false for NaN, too
 
 
 EMPTY = Draft()

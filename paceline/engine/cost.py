@@ -89,10 +89,13 @@ class CostModel:
         self._step_seconds = DECAY * self._step_seconds + step_seconds
         self._draft_seconds = DECAY * self._draft_seconds + draft_seconds
 
-    def observe_draft(self, drafter: str, *, tokens: int, depth: int, seconds: float) -> None:
-        """Learn from the drafts of a step: `depth` levels with `tokens` tokens, summed over its sequences."""
+    def observe_draft(
+        self, drafter: str, *, tokens: int, depth: int, seconds: float, passes: int | None = None
+    ) -> None:
+        """Learn from the drafts of a step: `depth` levels with `tokens` tokens, summed over its sequences. `passes`:
+        those that they took, if not one for each level."""
         self._entries.clear()
-        self._drafting[drafter].add(max(depth, 1), seconds)
+        self._drafting[drafter].add(max(depth if passes is None else passes, 1), seconds)
         if depth:
             self._breadth[drafter] = DECAY * self._breadth.get(drafter, 1.0) + (1 - DECAY) * tokens / depth
 
@@ -107,6 +110,15 @@ class CostModel:
     def knows_rows(self) -> bool:
         """True if steps of different numbers of rows were measured."""
         return self._passes.slope is not None
+
+    @property
+    def plain_speed(self) -> float:
+        """Tokens a second that steps without drafts would make; 0: unknown."""
+        row = self._passes.slope
+        if row is None:
+            return 0.0
+        plain = self._step_seconds - self._draft_seconds - row * (self._rows - self._sequences)
+        return self._sequences / plain if plain > 0 else 0.0
 
     @property
     def row_price(self) -> float:
@@ -139,10 +151,8 @@ class CostModel:
         return self._entries[drafter]
 
     def _compute_entry(self, drafter: str) -> float:
-        row, drafting = self._passes.slope, self._drafting.get(drafter)
+        row, drafting, speed = self._passes.slope, self._drafting.get(drafter), self.plain_speed
         if row is None:
             return 0.0
-        plain = self._step_seconds - self._draft_seconds - row * (self._rows - self._sequences)
         level = 0.0 if drafting is None else drafting.share
-        rows = row * self._breadth.get(drafter, 1.0)
-        return (rows + level) * self._sequences / plain if plain > 0 else 1.0
+        return (row * self._breadth.get(drafter, 1.0) + level) * speed or 1.0

@@ -198,8 +198,8 @@ class Recording:
         return result
 
     def draft(self, original: Callable[..., int], handle: int, pass_: Any, order_: Any) -> int:
-        """Logits are not compared: a prefetched pass leaves those of an earlier one. Nor is confidence: the order of its
-        sums depends on the width of vectors."""
+        """Logits are not compared: a prefetched pass leaves those of an earlier one. Nor is confidence: its sums depend
+        on the width of vectors."""
         made, batch = self._programs[handle], Pass.from_address(_address(pass_))
         order = Order.from_address(_address(order_))
         sizes = _order_sizes(order, batch.sequences)

@@ -17,7 +17,7 @@ from tests.tiny_models import BACKENDS
 
 ON_A_DEVICE = [(name, backend) for name in DEVICE_RIGS for backend in ("toy", "compiled")]
 ON_A_DEVICE += [("self", "toy"), ("self", "eager")]
-WITH_PROBS = {*RIGS["model"], *RIGS["eagle"], "sure-chain"}
+WITH_PROBS = {*RIGS["model"], *RIGS["eagle"], *RIGS["portfolio"], "sure-chain"}
 
 
 def rules_for(name: str) -> tuple[Rule, ...]:

@@ -87,7 +87,7 @@ class DraftMemory:
         # The fields of WANTED, each [count]: two of integers, four of floats; then row prices [count, longest].
         self._layout = Struct(f"={2 * count}i{(4 + longest) * count}f")
         self._asked = bytearray(self._layout.size)
-        # counts [count] │ passes [count] │ tokens [count, longest] │ parents [count, longest]; confidence [count, longest]
+        # counts [count] │ passes [count] │ tokens [count, longest] │ parents [count, longest]; and confidence beside it
         memory = (c_int32 * (count * (2 + 2 * longest)))()
         self._found = memoryview(memory).cast("B").cast("i")
         self._confidence = (c_float * (count * longest))()
