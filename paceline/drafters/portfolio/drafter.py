@@ -106,7 +106,8 @@ class PortfolioDrafter(FeatureDrafter):
             confidence = trusted(draft, trust)
             text.drafted.append(_Drafted(place, draft, confidence, trust))
             union.add(draft, confidence, member.name)
-            gain = sum(confidence) - sum([prices[min(row, len(prices) - 1)] for row in range(len(confidence))])
+            rows = len(confidence)
+            gain = sum(confidence) - sum(prices[:rows]) - max(rows - len(prices), 0) * prices[-1]
         member.learn_gain(gain, own)
         nodes = union.choose(prices, limit=ask.max_draft, floor=ask.p_min or 0.0)
         if draft.probs is not None:
@@ -119,7 +120,7 @@ class PortfolioDrafter(FeatureDrafter):
             return  # beside a step in flight: a draft before the latest one
         said = tokens[start:].tolist()
         for place, draft, confidence, trust in text.drafted:
-            member, own = self.members[place], text.with_members[place]
+            member, own = self.members[place], None if draft.confidence else text.with_members[place]
             parents = draft.parents or range(-1, len(draft.tokens) - 1)
             guesses = judged(draft.tokens, parents, confidence, trust, said)
             for was_right, expected in guesses:

@@ -102,6 +102,8 @@ class Member:
         own.gains.learn(gain)
         self._gains.learn(gain)
 
-    def learn_guess(self, right: bool, expected: float, own: Experience) -> None:
-        own.trust.learn(right, expected)
+    def learn_guess(self, right: bool, expected: float, own: Experience | None) -> None:
+        """Learn whether a guess was right; `own`: of its sequence, if the draft had no confidence."""
+        if own is not None:
+            own.trust.learn(right, expected)
         self._trust.learn(right, expected)

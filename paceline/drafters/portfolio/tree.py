@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from paceline.draft import Draft
 
@@ -23,16 +22,18 @@ NOTHING_COMPUTED = Draft(passes=0)  # an empty draft that says nothing of what a
 OPPOSED_POWER = 1.5
 
 
-@dataclass(slots=True)
 class Union:
     """The drafts of a sequence's members in one round, as one tree."""
 
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    confidence: list[float] = field(default_factory=list)  # that a node and all its ancestors are accepted
-    by: list[str] = field(default_factory=list)  # member that drafted a node first
-    passes: int = 0  # that the members' models took
-    gain: float = 0.0  # tokens that the nodes that pay are expected to add, less the prices of their rows
+    __slots__ = ("by", "confidence", "gain", "parents", "passes", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.confidence: list[float] = []  # that a node and all its ancestors are accepted
+        self.by: list[str] = []  # member that drafted a node first
+        self.passes = 0  # that the members' models took
+        self.gain = 0.0  # tokens that the nodes that pay are expected to add, less the prices of their rows
 
     def add(self, draft: Draft, confidence: Sequence[float], by: str) -> None:
         """Add the nodes of a member's draft, in each of which it has this confidence."""
@@ -85,16 +86,21 @@ class Union:
         self.gain = most if paying else 0.0
         return order[:paying]
 
-    def draft(self, nodes: Sequence[int]) -> Draft:
+    def draft(self, nodes: list[int]) -> Draft:
         """Return the draft of these nodes, which hold the parent of each before it."""
         if not nodes:
             return Draft(passes=self.passes) if self.passes else NOTHING_COMPUTED
-        places = {-1: -1} | {node: place for place, node in enumerate(nodes)}
-        tokens = tuple([self.tokens[node] for node in nodes])
-        parents = tuple([places[self.parents[node]] for node in nodes])
-        chain = parents == tuple(range(-1, len(nodes) - 1))
-        by = "+".join(dict.fromkeys([self.by[node] for node in nodes]))
-        return Draft(tokens, () if chain else parents, passes=self.passes, by=by)
+        count = len(nodes)
+        if nodes == [*range(count)]:  # the usual case: the beginning of one member's draft
+            tokens, parents = tuple(self.tokens[:count]), tuple(self.parents[:count])
+        else:
+            places = {-1: -1} | {node: place for place, node in enumerate(nodes)}
+            tokens = tuple([self.tokens[node] for node in nodes])
+            parents = tuple([places[self.parents[node]] for node in nodes])
+        by = self.by[nodes[0]]
+        if self.by[-1] != self.by[0]:
+            by = "+".join(dict.fromkeys([self.by[node] for node in nodes]))
+        return Draft(tokens, () if parents == tuple(range(-1, count - 1)) else parents, None, self.passes, (), by)
 
 
 def _parents(draft: Draft) -> Sequence[int]:
