@@ -84,7 +84,10 @@ class PortfolioDrafter(FeatureDrafter):
             chosen = [i for i, ask in enumerate(asks) if self._asks(place, ask, unions[i].gain)]
             made = member.draft([asks[i] for i in chosen]) if chosen else ()
             for i, draft in zip(chosen, made, strict=True):
-                drafts[i] = self._joined(place, asks[i], unions[i], draft)
+                if draft.tokens or draft.passes:
+                    drafts[i] = self._joined(place, asks[i], unions[i], draft)
+                else:
+                    member.learn_gain(0.0, self._texts[asks[i].key].with_members[place])
         return drafts
 
     def _asks(self, place: int, ask: Ask, gain: float) -> bool:
