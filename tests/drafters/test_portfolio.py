@@ -164,8 +164,10 @@ def test_without_measured_speed_all_are_asked() -> None:
 def test_drawn_tokens_go_alone_whatever_they_are() -> None:
     """Chosen by their values they would have another distribution than the one that they were drawn from."""
     drawn = Draft((8,), probs=torch.full((1, VOCAB), 1 / VOCAB))
-    drafter = portfolio(Known("lookup", Draft((5, 6), confidence=(0.9, 0.9))), Known("head", drawn))
+    other = Known("other", Draft((7,)))
+    drafter = portfolio(Known("lookup", Draft((5, 6), confidence=(0.9, 0.9))), Known("head", drawn), other)
     [draft] = drafter.propose([ask()])
+    assert other.calls == 0
     assert (draft.tokens, draft.by) == ((8,), "head")
     assert draft.probs is drawn.probs
 

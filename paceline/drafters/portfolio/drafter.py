@@ -81,7 +81,7 @@ class PortfolioDrafter(FeatureDrafter):
             text = self._texts[ask.key]
             text.start, text.drafted = len(ask.tokens), []
         for place, member in enumerate(self.members):
-            chosen = [i for i, ask in enumerate(asks) if self._asks(place, ask, unions[i].gain)]
+            chosen = [i for i, ask in enumerate(asks) if self._asks(place, ask, unions[i])]
             made = member.draft([asks[i] for i in chosen]) if chosen else ()
             for i, draft in zip(chosen, made, strict=True):
                 if draft.tokens or draft.passes:
@@ -90,15 +90,17 @@ class PortfolioDrafter(FeatureDrafter):
                     member.learn_gain(0.0, self._texts[asks[i].key].with_members[place])
         return drafts
 
-    def _asks(self, place: int, ask: Ask, gain: float) -> bool:
+    def _asks(self, place: int, ask: Ask, union: Union) -> bool:
         member, own = self.members[place], self._texts[ask.key].with_members[place]
-        return member.guard.out is None and not own.lost and member.is_worth(ask, gain, own)
+        if member.guard.out is not None or own.lost or union.complete:
+            return False
+        return member.is_worth(ask, union.gain, own)
 
     def _joined(self, place: int, ask: Ask, union: Union, draft: Draft) -> Draft:
         """Add a member's draft to those of the members before it, and return what to draft of all.
 
-        Tokens that were drawn for a rule with distributions go alone. They go whatever they are: if they were chosen by
-        their values, their distribution would be another one."""
+        Tokens that were drawn for a rule with distributions go alone, and nobody else is asked. They go whatever they
+        are: if they were chosen by their values, their distribution would be another one."""
         member, text = self.members[place], self._texts[ask.key]
         own = text.with_members[place]
         union.passes += draft.depth if draft.passes is None else draft.passes
@@ -114,6 +116,7 @@ class PortfolioDrafter(FeatureDrafter):
         member.learn_gain(gain, own)
         nodes = union.choose(prices, limit=ask.max_draft, floor=ask.p_min or 0.0)
         if draft.probs is not None:
+            union.complete = True
             return Draft(draft.tokens, draft.parents, draft.probs, passes=union.passes, by=member.name)
         return union.draft(nodes)
 

@@ -25,13 +25,14 @@ OPPOSED_POWER = 1.5
 class Union:
     """The drafts of a sequence's members in one round, as one tree."""
 
-    __slots__ = ("by", "confidence", "gain", "parents", "passes", "tokens")
+    __slots__ = ("by", "complete", "confidence", "gain", "parents", "passes", "tokens")
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.confidence: list[float] = []  # that a node and all its ancestors are accepted
         self.by: list[str] = []  # member that drafted a node first
+        self.complete = False  # no other member is asked
         self.passes = 0  # that the members' models took
         self.gain = 0.0  # tokens that the nodes that pay are expected to add, less the prices of their rows
 
