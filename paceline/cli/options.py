@@ -136,6 +136,13 @@ def drafters_of(args: Namespace) -> list[str]:
     return completed(default_drafters(args.target, device), device)
 
 
+def measured_drafters(args: Namespace, llm: LLM) -> list[str]:
+    """List the drafters that --drafter names, without those that complete them; all that are loaded without it."""
+    names = [words.partition(":")[0] for words in args.drafter or ()]
+    loaded = [*llm.parts.drafters]
+    return [name if name in loaded else "model" for name in names] if loaded and names else loaded
+
+
 def load(
     args: Namespace, *, drafters: bool = True, report: Callable[[int, int], None] = lambda done, total: None
 ) -> LLM:
