@@ -18,7 +18,7 @@ from paceline.draft import Draft
 NOTHING_COMPUTED = Draft(passes=0)  # an empty draft that says nothing of what a pass costs
 
 # A later member that drafted other tokens in a node's place opposes it: its chance becomes this power of itself. Fitted
-# to suffix and head over 150 answers: docs/experiments.md, "Several drafters on one request".
+# to suffix and head over 143 answers: docs/experiments.md, "Several drafters on one request".
 OPPOSED_POWER = 1.5
 
 
