@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 from paceline.chat.template import ChatTemplate
 from paceline.config import EngineConfig
-from paceline.drafters.registry import shipped_drafters
+from paceline.drafters.registry import completed, default_drafters
 from paceline.engine.assemble import assemble
 from paceline.errors import EngineDead, InvalidRequest
 from paceline.models.weights import Format, Progress
@@ -102,13 +102,14 @@ class LLM:
     ) -> None:
         """Load a target and its drafters.
 
-        `drafter`: see `paceline.drafters.registry`. The first of several is the default; an empty list means none. None
-        means the head that comes with the target, if one does. `device`: cpu, cuda, or auto for a GPU if there is one.
-        `options` are fields of `EngineConfig`."""
+        `drafter`: see `paceline.drafters.registry`; an empty list means none. None means the head that comes with the
+        target, if one does, and on a CPU a lookup. On a CPU a lookup is also loaded beside a head or a model, and of
+        several drafters the portfolio is the default; on a GPU it is the first. `device`: cpu, cuda, or auto for a GPU
+        if there is one. `options` are fields of `EngineConfig`."""
         self._device = device = choose_device(device)
         if drafter is None:
-            drafter = shipped_drafters(target)
-        words = [drafter] if isinstance(drafter, str) else list(drafter)
+            drafter = default_drafters(target, device)
+        words = completed([drafter] if isinstance(drafter, str) else drafter, device)
         config = EngineConfig.of(device=device, **options)
         self.parts = assemble(
             target,

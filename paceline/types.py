@@ -341,6 +341,7 @@ class SequenceStats:
     prediction_accepted: int = 0  # accepted tokens that were drafted from the request's prediction
     prediction_rejected: int = 0  # rejected tokens that were drafted from the prediction
     drafter: str | None = None  # drafters of this sequence, joined by "+"
+    by_member: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # drafted and accepted, of a portfolio
     pauses: int = 0  # times that drafting paused because too little was accepted
     preemptions: int = 0
     off: Off | None = None  # reason of the last step that could have drafted and did not

@@ -8,13 +8,13 @@ from typing import Any
 
 from paceline.config import EngineConfig
 from paceline.drafters.base import Drafter
-from paceline.drafters.copy import CopyDrafter
 from paceline.drafters.eagle.drafter import EagleDrafter
 from paceline.drafters.eagle.on_device import drafter_of_head
 from paceline.drafters.guard import Guard
 from paceline.drafters.medusa import MedusaDrafter, MedusaOnDevice
 from paceline.drafters.model import ModelDrafter, ModelOnDevice
 from paceline.drafters.ngram import LookupOnDevice, NgramDrafter
+from paceline.drafters.portfolio import PortfolioDrafter
 from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.recipe import BuildContext
 from paceline.drafters.suffix import SuffixDrafter
@@ -49,11 +49,11 @@ LIMITS = {
 Made = Callable[[BuildContext, str], Drafter]  # how a drafter is made, in a context and on a backend
 
 
-def model_drafter(model: Model, *, min_confidence: float = 0.0, copy: int = 0) -> Made:
+def model_drafter(model: Model, *, min_confidence: float = 0.0) -> Made:
     """Without a `min_confidence`: random models believe in nothing."""
 
     def make(context: BuildContext, backend: str) -> Drafter:
-        drafter = ModelDrafter(
+        return ModelDrafter(
             model.forward(backend, num_pages=context.pool.num_pages),
             lanes=context.lanes,
             pool=context.pool,
@@ -61,7 +61,6 @@ def model_drafter(model: Model, *, min_confidence: float = 0.0, copy: int = 0) -
             chunk=context.max_step_tokens,
             min_confidence=min_confidence,
         )
-        return CopyDrafter(drafter, after=copy, longest=8) if copy else drafter
 
     return make
 
@@ -93,11 +92,10 @@ class EagleMade:
     min_confidence: float | None = 0.0
     taps: tuple[int, int, int] = (0, 1, 1)
     vocab_size: int = VOCAB
-    copy: int = 0
     branches: int | None = 1  # on a device; None: by the number of sequences
 
     def __call__(self, context: BuildContext, backend: str) -> Drafter:
-        drafter = EagleDrafter(
+        return EagleDrafter(
             self.forward(context.target, backend, context.pool.num_pages, context.max_context),
             taps=self.taps,
             width=3 * TARGET.config.hidden_size,
@@ -107,7 +105,6 @@ class EagleMade:
             pick=context.target.pick,
             min_confidence=self.min_confidence,
         )
-        return CopyDrafter(drafter, after=self.copy, longest=8) if self.copy else drafter
 
     def on_device(self, target: Forward, backend: str) -> DeviceDrafter:
         pages = target.kv.num_pages
@@ -125,6 +122,21 @@ class EagleMade:
             assert isinstance(target, CompiledForward)
             return CompiledHead(self.head.in_format("int8"), target, num_pages=pages, max_context=max_context)
         return TorchHead(self.head, target, num_pages=pages, device="cuda" if backend == "cuda" and ON_GPU else "cpu")
+
+
+@dataclass(frozen=True)
+class PortfolioMade:
+    """A portfolio of drafters, the cheapest first."""
+
+    members: tuple[Made, ...]
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return tuple(tap for made in self.members for tap in getattr(made, "taps", ()))
+
+    def __call__(self, context: BuildContext, backend: str) -> Drafter:
+        made = [make(context, backend) for make in self.members]
+        return PortfolioDrafter([Guard(each, vocab_size=context.vocab_size, timeout=60.0) for each in made])
 
 
 def always(drafter: Drafter) -> Made:
@@ -146,7 +158,6 @@ RIGS: Mapping[str, Mapping[str, Made]] = {
         "noisy": model_drafter(NOISY),
         "bad": model_drafter(BAD),
         "hesitant": model_drafter(NOISY, min_confidence=0.2),
-        "copying": model_drafter(NOISY, copy=2),
         "narrow": model_drafter(Model(seed=5, vocab_size=80)),
         "wide": model_drafter(Model(seed=5, vocab_size=128)),
     },
@@ -154,11 +165,14 @@ RIGS: Mapping[str, Mapping[str, Made]] = {
         "eagle": EagleMade(),
         "eagle-narrow": EagleMade(draft_vocab=40),
         "eagle-hesitant": EagleMade(min_confidence=0.05),
-        "eagle-copying": EagleMade(copy=2),
     },
     "prediction": {"prediction": lambda context, backend: PredictionDrafter()},
     "medusa": {"medusa": MedusaMade(), "medusa-hesitant": MedusaMade(min_confidence=0.02)},
     "self": {},  # a device's alone: see DEVICE_RIGS
+    "portfolio": {
+        "portfolio": PortfolioMade((lambda context, backend: SuffixDrafter(load_library()), EagleMade())),
+        "portfolio-model": PortfolioMade((lambda context, backend: NgramDrafter(), model_drafter(NOISY))),
+    },
 }
 
 

@@ -17,7 +17,7 @@ PROMPTS = ["abc", "hello"]
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     path: Path = write_model(tmp_path_factory.mktemp("model"))
-    return LLM(str(path), format="fp32", measure_cost=False)  # no drafter is needed
+    return LLM(str(path), drafter=[], format="fp32", measure_cost=False)  # none is needed
 
 
 def test_no_answer_is_changed(llm: LLM) -> None:

@@ -21,7 +21,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.interrupts import interrupted_status
-from paceline.cli.options import add_model_options, count, counts, load, rule, temperatures, thresholds, whole
+from paceline.cli.options import (
+    add_model_options,
+    count,
+    counts,
+    load,
+    measured_drafters,
+    rule,
+    temperatures,
+    thresholds,
+    whole,
+)
 from paceline.cli.progress import Progress, progress_bar
 from paceline.cli.prompts_and_results import add_data, data_of, write
 from paceline.config import EngineConfig
@@ -189,7 +199,7 @@ def _scope(args: Namespace, llm: LLM) -> Scope:
     from paceline.audit.run import Scope
 
     return Scope(
-        drafters=list(llm.parts.drafters),
+        drafters=measured_drafters(args, llm),
         rules=args.rule,
         at_once=args.at_once,
         variants=variants(args.temperature, edits=args.edits, max_tokens=args.max_tokens),

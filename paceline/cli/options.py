@@ -90,7 +90,8 @@ def add_model_options(parser: ArgumentParser, *, default_target: str | None = No
         action="append",
         metavar="DRAFTER",
         help="ngram, ngram:min_ngram=1, suffix, a model, eagle:PATH, medusa:PATH, one of another installed package, or "
-        "none; may be given several times, the first one drafts (default: the head of the model, then ngram)",
+        "none; may be given several times: on a CPU the portfolio of all drafts, with suffix beside a head or a model, "
+        "on a GPU the first one (default: the head of the model, with suffix on a CPU, with ngram on a GPU)",
     )
     parser.add_argument("--format", default="auto", metavar="FORMAT", help=f"of the weights: {', '.join(FORMATS)}")
     parser.add_argument(
@@ -129,12 +130,23 @@ def engine_config(args: Namespace, *, device: str = "cpu") -> EngineConfig:
 
 
 def drafters_of(args: Namespace) -> list[str]:
-    """List the drafters that --drafter names; none for `--drafter none`, the defaults without --drafter."""
-    from paceline.drafters.registry import shipped_drafters
+    """List the drafters that --drafter names, completed; none for `--drafter none`, the defaults without --drafter."""
+    from paceline.drafters.registry import completed, default_drafters, shipped_drafters
+    from paceline.runner.loading.models import choose_device
 
-    if not args.drafter:
+    device = choose_device(args.device)
+    if args.drafter:
+        return [] if args.drafter == ["none"] else completed(args.drafter, device)
+    if device != "cpu":
         return [*shipped_drafters(args.target), "ngram"]
-    return [] if args.drafter == ["none"] else list(args.drafter)
+    return completed(default_drafters(args.target, device), device)
+
+
+def measured_drafters(args: Namespace, llm: LLM) -> list[str]:
+    """List the drafters that --drafter names, without those that complete them; all that are loaded without it."""
+    names = [words.partition(":")[0] for words in args.drafter or ()]
+    loaded = [*llm.parts.drafters]
+    return [name if name in loaded else "model" for name in names] if loaded and names else loaded
 
 
 def load(

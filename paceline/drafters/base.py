@@ -46,6 +46,7 @@ class Ask:
     matched: int = 0  # number of last tokens that the prediction has right before `predicted`
     alone: bool = True  # the request has no other drafter
     salt: str = ""  # only requests with the same one may share what a drafter remembers
+    plain_speed: float = 0.0  # tokens a second that the engine would make without drafts; 0: not measured
 
     def within(self, most: int) -> Ask:
         """Return this ask with `max_draft` at most `most`.
@@ -55,7 +56,7 @@ class Ask:
             return self
         prices = self.price, self.row_price, self.row_prices
         rest = self.sampler, self.rule, self.p_min, *prices, self.left, self.predicted, self.matched, self.alone
-        return Ask(self.key, self.lane, self.tokens, most, *rest, self.salt)
+        return Ask(self.key, self.lane, self.tokens, most, *rest, self.salt, self.plain_speed)
 
 
 class Ended(NamedTuple):

@@ -28,7 +28,6 @@ from torch import Tensor
 
 from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask, Drafter
-from paceline.drafters.copy import COPY_AFTER, CopyDrafter
 from paceline.drafters.draft_in_progress import DraftInProgress, probability_of
 from paceline.drafters.options import parse_options
 from paceline.drafters.recipe import BuildContext, Recipe
@@ -51,7 +50,7 @@ from paceline.runner.vocabulary import fit_logits, fit_tokens
 from paceline.sampling.sampler import RowGroup, sample
 
 logger = logging.getLogger(__name__)
-OPTIONS = {"format": str, "max_draft": int, "branches": int, "min_confidence": float, "copy": int}
+OPTIONS = {"format": str, "max_draft": int, "branches": int, "min_confidence": float}
 FORMATS: tuple[Format, ...] = ("int4-all", "int8")  # formats of a drafter on a CPU, the fewest bytes first
 # Format of a drafter on a GPU: few rows read half the bytes of bf16 (docs/experiments.md, "The format of a draft model
 # on a GPU").
@@ -228,7 +227,7 @@ class ModelOnDevice:
 def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
     name, _, rest = options.partition(",")
     given = parse_options(ModelDrafter.name, rest, OPTIONS)
-    format, after = given.pop("format", None), given.pop("copy", COPY_AFTER)
+    format = given.pop("format", None)
     ready = _read(name, target, format, progress) if format else _read_fastest(name, target, progress)
     _check_vocabulary(ready, target)
     if given.get("min_confidence") and target.decoder is not None:
@@ -240,7 +239,7 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
         forward = ready.forward(
             num_pages=context.pool.num_pages, threads=context.threads, max_context=context.max_context
         )
-        drafter = ModelDrafter(
+        return ModelDrafter(
             forward,
             lanes=context.lanes,
             pool=context.pool,
@@ -248,7 +247,6 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
             chunk=context.max_step_tokens,
             **given,
         )
-        return CopyDrafter(drafter, after=after) if after and target.decoder is None else drafter
 
     def on_device(built: Drafter | None, to: Forward) -> DeviceDrafter:
         assert isinstance(built, ModelDrafter)

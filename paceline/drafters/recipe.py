@@ -7,11 +7,12 @@ memory and calls `build` with its `BuildContext`. A drafter without KV memory ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from paceline.drafters.base import Drafter
+from paceline.drafters.guard import Guard
 from paceline.kernels.base import Forward
 from paceline.kv.pages import PagePool
 from paceline.models.weights import Progress
@@ -32,6 +33,7 @@ class BuildContext:
     threads: int | None
     target: Forward
     corpus: Sequence[str] = ()  # text files that a drafter may learn from
+    drafters: Mapping[str, Guard] = field(default_factory=dict)  # those built before, the cheapest first
 
 
 OnDevice = Callable[[Drafter | None, Forward], DeviceDrafter]
@@ -67,8 +69,10 @@ class DrafterKind:
 
     `on_gpu` says what happens where the target runs on a GPU: "device", the recipe has `on_device`, which returns a
     `DeviceDrafter`; "host", it drafts on the host, beside the step in flight (`engine.offers`); "refused", it is
-    an error, before any weights are read. `reads_corpus`: it learns from the files of `BuildContext.corpus`."""
+    an error, before any weights are read. `reads_corpus`: it learns from the files of `BuildContext.corpus`.
+    `computes`: drafts cost passes of a network, so that a lookup beside it pays."""
 
     make: MakeRecipe
     on_gpu: OnGpu = "refused"
     reads_corpus: bool = False
+    computes: bool = False

@@ -9,6 +9,7 @@
     medusa:PATH                    Medusa heads trained for the target: a directory or a hub id
     prediction                     the text that a request predicts; always there, and first where a request has one
     self, self:int4                on a GPU: the target itself in fewer bits (fp8, int8 or int4), on its own KV memory
+    portfolio                      on a CPU: all other drafters that are loaded; there by itself where they are several
     mine, mine:whatever            your own kind, after `register("mine", …)`
     theirs, theirs:whatever        a kind of another installed package, by its entry point in `paceline.drafters`
 
@@ -24,7 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline import plugins
-from paceline.drafters import eagle, medusa, model, ngram, prediction, self_copy, suffix
+from paceline.drafters import eagle, medusa, model, ngram, portfolio, prediction, self_copy, suffix
 from paceline.drafters.base import Drafter
 from paceline.drafters.recipe import BuildContext as BuildContext
 from paceline.drafters.recipe import DrafterKind, MakeRecipe, OnGpu
@@ -32,7 +33,8 @@ from paceline.drafters.recipe import Recipe as Recipe
 from paceline.drafters.shipped import head_directory as head_directory
 from paceline.drafters.shipped import shipped_drafters as shipped_drafters
 from paceline.drafters.suffix.corpus import read_corpus
-from paceline.errors import InvalidRequest, ModelNotFound, PacelineError, UnknownOption
+from paceline.errors import InvalidRequest, ModelNotFound, NoCompiler, PacelineError, UnknownOption
+from paceline.kernels.cpu.build import load_library
 from paceline.models.weights import Progress
 from paceline.runner.loading.models import ReadyModel
 
@@ -41,14 +43,17 @@ logger = logging.getLogger(__name__)
 REGISTRY: dict[str, DrafterKind] = {
     ngram.NgramDrafter.name: DrafterKind(ngram.recipe, on_gpu="device"),
     suffix.SuffixDrafter.name: DrafterKind(suffix.recipe, on_gpu="host", reads_corpus=True),
-    model.ModelDrafter.name: DrafterKind(model.recipe, on_gpu="device"),
-    eagle.EagleDrafter.name: DrafterKind(eagle.recipe, on_gpu="device"),
-    medusa.MedusaDrafter.name: DrafterKind(medusa.recipe, on_gpu="device"),
+    model.ModelDrafter.name: DrafterKind(model.recipe, on_gpu="device", computes=True),
+    eagle.EagleDrafter.name: DrafterKind(eagle.recipe, on_gpu="device", computes=True),
+    medusa.MedusaDrafter.name: DrafterKind(medusa.recipe, on_gpu="device", computes=True),
     prediction.PredictionDrafter.name: DrafterKind(prediction.recipe, on_gpu="device"),
     self_copy.NAME: DrafterKind(self_copy.recipe, on_gpu="device"),
+    portfolio.PortfolioDrafter.name: DrafterKind(portfolio.recipe),
 }
 
 BUILT_IN = frozenset(REGISTRY)
+PORTFOLIO = portfolio.PortfolioDrafter.name
+LOOKUPS = suffix.SuffixDrafter.name, ngram.NgramDrafter.name
 
 
 def register(name: str, make: MakeRecipe, *, on_gpu: OnGpu = "refused") -> None:
@@ -65,6 +70,38 @@ def register(name: str, make: MakeRecipe, *, on_gpu: OnGpu = "refused") -> None:
 def find(name: str) -> DrafterKind | None:
     """Return the kind that a name stands for: built in, registered, or of another installed package."""
     return REGISTRY.get(name) or _as_kind(name, plugins.load(plugins.DRAFTERS, name))
+
+
+def default_drafters(target: str, device: str) -> list[str]:
+    """Name the drafters of a target for users who ask for none: the head that comes with it, and on a CPU a lookup."""
+    return [*shipped_drafters(target), *([_lookup()] if device == "cpu" else [])]
+
+
+def completed(drafters: Sequence[str], device: str) -> list[str]:
+    """Complete the drafters that a user names, on a CPU: a lookup beside those that compute, and a portfolio of
+    several."""
+    names = [words.partition(":")[0] for words in drafters]
+    members = [name for name in names if name not in (PORTFOLIO, prediction.PREDICTION)]
+    if device != "cpu" or not (members or PORTFOLIO in names):
+        return [*drafters]
+    others = [words for words, name in zip(drafters, names, strict=True) if name != PORTFOLIO]
+    if not any(name in LOOKUPS for name in names) and (not members or any(map(_computes, members))):
+        others.append(_lookup())
+    return [*others, PORTFOLIO] if PORTFOLIO in names or len(others) > 1 else others
+
+
+def _computes(name: str) -> bool:
+    kind = find(name)
+    return kind.computes if kind is not None else name not in plugins.names(plugins.DRAFTERS)  # else a model's name
+
+
+def _lookup() -> str:
+    """Return the lookup that is always loaded on a CPU: in C where there is a compiler."""
+    try:
+        load_library()
+    except NoCompiler:
+        return ngram.NgramDrafter.name
+    return suffix.SuffixDrafter.name
 
 
 def check_device(words: str, device: str) -> None:

@@ -97,6 +97,8 @@ class Accounting:
         if counters.first_token is None:
             counters.first_token = self._clock()
         counters.count_step(drafted, accepted)
+        if work.draft.by is not None:
+            counters.count_member(work.draft.by, drafted, accepted)
         stats.output_tokens += kept
         stats.drafted += drafted
         stats.accepted += accepted

@@ -13,7 +13,7 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.guard import Guard
 from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.recipe import BuildContext, OnDevice, Recipe
-from paceline.drafters.registry import check_corpus, check_device, recipe
+from paceline.drafters.registry import PORTFOLIO, check_corpus, check_device, recipe
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidRequest, OutOfMemory
 from paceline.kernels.base import PAGE_SIZE, Forward
@@ -100,6 +100,7 @@ def assemble(
     forward = ready.forward(num_pages=memory.num_pages, threads=threads, max_context=memory.max_context, taps=taps)
     lanes = Lanes(count=config.max_sequences, max_context=memory.max_context, max_draft=config.max_draft)
     cache = KVCache(forward.kv, share_prefixes=config.prefix_cache)
+    guards: dict[str, Guard] = {}
     context = BuildContext(
         lanes=lanes,
         pool=cache.pool,
@@ -109,14 +110,16 @@ def assemble(
         threads=forward.threads if isinstance(forward, CompiledForward) else threads,
         target=forward,
         corpus=config.corpus,
+        drafters=guards,
     )
-    built = {name: _built(made, context) for name, made in recipes.items()}
-    built.setdefault(PredictionDrafter.name, PredictionDrafter())  # costs nothing until a request has a prediction
-    guards = {
-        name: Guard(drafter, vocab_size=forward.vocab_size, timeout=config.drafter_timeout)
-        for name, drafter in built.items()
-        if drafter is not None
-    }
+    built: dict[str, Drafter | None] = {}
+    for made in sorted(recipes.values(), key=_building_order):
+        built[made.name] = drafter = _built(made, context)
+        if drafter is not None:
+            guards[made.name] = Guard(drafter, vocab_size=forward.vocab_size, timeout=config.drafter_timeout)
+    if PredictionDrafter.name not in built:  # costs nothing until a request has a prediction
+        built[PredictionDrafter.name] = predicting = PredictionDrafter()
+        guards[predicting.name] = Guard(predicting, vocab_size=forward.vocab_size, timeout=config.drafter_timeout)
     rounds = _rounds(forward, recipes, built, memory, config) if ready.decoder else None
     engine = Engine(
         forward,
@@ -127,7 +130,7 @@ def assemble(
         even_context=ATTENTION_SPEED * ready.model.config.even_context,
         eos_ids=sorted({*ready.model.config.eos_ids, *(ready.tokenizer.eos_ids if ready.tokenizer else ())}),
         drafters=guards,
-        default_drafter=next(iter(recipes), None),
+        default_drafter=PORTFOLIO if PORTFOLIO in recipes else next(iter(recipes), None),
         tokenizer=ready.tokenizer,
         rounds=rounds,
     )
@@ -191,6 +194,11 @@ def inside_rounds(recipes: Mapping[str, Recipe], built: Mapping[str, Drafter | N
         for name, made in recipes.items()
         if made.on_device is not None and (alone or name not in predicting)
     }
+
+
+def _building_order(made: Recipe) -> tuple[bool, int]:
+    """Order drafters by the cost of a pass; the portfolio comes after all of its members."""
+    return made.name == PORTFOLIO, made.pass_bytes
 
 
 def _built(made: Recipe, context: BuildContext) -> Drafter | None:

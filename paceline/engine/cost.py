@@ -38,8 +38,9 @@ class Line:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self.slope: float | None = None  # seconds of one more unit, as last fitted; None: never fitted
 
-    def add(self, x: float, seconds: float) -> None:
-        """Add a point. Other work on the machine causes outliers: a time is cut to OUTLIER times the expected one."""
+    def add(self, x: float, seconds: float) -> float:
+        """Add a point, and return its seconds as they count. Other work on the machine causes outliers: a time is cut
+        to OUTLIER times the expected one."""
         if self._weight >= KNOWN_STEPS:
             seconds = min(
                 seconds, OUTLIER * (self._y + (self.slope or 0.0) * (x * self._weight - self._x)) / self._weight
@@ -53,6 +54,7 @@ class Line:
         spread = self._xx / self._weight - x * x
         if spread >= MIN_SPREAD:
             self.slope = min(max((self._xy / self._weight - x * y) / spread, 0.0), y / x)
+        return seconds
 
     @property
     def share(self) -> float:
@@ -65,6 +67,7 @@ class CostModel:
         self._passes = Line()
         self._small_passes = RowSeconds()
         self._drafting: defaultdict[str, Line] = defaultdict(Line)  # drafter → seconds over the depth of a draft
+        self._spent: dict[str, tuple[float, float]] = {}  # drafter → seconds of all its drafts, and their levels
         self._breadth: dict[str, float] = {}  # drafter → tokens per level of a draft
         self._rows = self._tokens = self._sequences = self._step_seconds = self._draft_seconds = 0.0
         self._entries: dict[str, float] = {}  # `entry` by drafter, since the last observation
@@ -89,10 +92,16 @@ class CostModel:
         self._step_seconds = DECAY * self._step_seconds + step_seconds
         self._draft_seconds = DECAY * self._draft_seconds + draft_seconds
 
-    def observe_draft(self, drafter: str, *, tokens: int, depth: int, seconds: float) -> None:
-        """Learn from the drafts of a step: `depth` levels with `tokens` tokens, summed over its sequences."""
+    def observe_draft(
+        self, drafter: str, *, tokens: int, depth: int, seconds: float, passes: int | None = None
+    ) -> None:
+        """Learn from the drafts of a step: `depth` levels with `tokens` tokens, summed over its sequences. `passes`:
+        those that they took, if not one for each level. Drafts that took none say nothing of what a level costs."""
         self._entries.clear()
-        self._drafting[drafter].add(max(depth, 1), seconds)
+        if passes != 0:
+            seconds = self._drafting[drafter].add(max(depth if passes is None else passes, 1), seconds)
+        spent, levels = self._spent.get(drafter, (0.0, 0.0))
+        self._spent[drafter] = DECAY * spent + seconds, DECAY * levels + depth
         if depth:
             self._breadth[drafter] = DECAY * self._breadth.get(drafter, 1.0) + (1 - DECAY) * tokens / depth
 
@@ -107,6 +116,15 @@ class CostModel:
     def knows_rows(self) -> bool:
         """True if steps of different numbers of rows were measured."""
         return self._passes.slope is not None
+
+    @property
+    def plain_speed(self) -> float:
+        """Tokens a second that steps without drafts would make; 0: unknown."""
+        row = self._passes.slope
+        if row is None:
+            return 0.0
+        plain = self._step_seconds - self._draft_seconds - row * (self._rows - self._sequences)
+        return self._sequences / plain if plain > 0 else 0.0
 
     @property
     def row_price(self) -> float:
@@ -139,10 +157,8 @@ class CostModel:
         return self._entries[drafter]
 
     def _compute_entry(self, drafter: str) -> float:
-        row, drafting = self._passes.slope, self._drafting.get(drafter)
+        row, (spent, levels) = self._passes.slope, self._spent.get(drafter, (0.0, 0.0))
         if row is None:
             return 0.0
-        plain = self._step_seconds - self._draft_seconds - row * (self._rows - self._sequences)
-        level = 0.0 if drafting is None else drafting.share
-        rows = row * self._breadth.get(drafter, 1.0)
-        return (rows + level) * self._sequences / plain if plain > 0 else 1.0
+        level = spent / max(levels, 1.0)
+        return (row * self._breadth.get(drafter, 1.0) + level) * self.plain_speed or 1.0

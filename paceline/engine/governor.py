@@ -143,6 +143,11 @@ class Governor:
         return Prices(entry=self.cost.entry(drafter), token=self.cost.price(drafter))
 
     @property
+    def plain_speed(self) -> float:
+        """Tokens a second that the engine would make without drafts; 0 if cost is not measured."""
+        return self.cost.plain_speed if self._weighs_cost else 0.0
+
+    @property
     def row_price(self) -> float:
         """Lowest probability of being right at which one more row is worth verifying, if drafting it is free."""
         return (self.cost.row_price or PRIOR_ROW_PRICE) if self._weighs_cost else 0.0

@@ -132,12 +132,10 @@ class HostStepper:
                     self._asked[name, work.sequence.key] = len(work.sequence.tokens)
 
     def _learn_cost(self, name: str, drafts: Seq[Draft], *, seconds: float) -> None:
-        """Learn what the drafts of a step cost. Copies took no pass, and say nothing of what a level costs."""
-        computed = [draft for draft in drafts if draft.passes != 0]
-        if computed:
-            depth = sum([draft.depth if draft.passes is None else draft.passes for draft in computed])
-            tokens = sum([len(draft.tokens) for draft in computed])
-            self._governor.cost.observe_draft(name, tokens=tokens, depth=depth, seconds=seconds)
+        """Learn what the drafts of a step cost."""
+        depth, tokens = sum([draft.depth for draft in drafts]), sum([len(draft.tokens) for draft in drafts])
+        passes = sum([draft.depth if draft.passes is None else draft.passes for draft in drafts])
+        self._governor.cost.observe_draft(name, tokens=tokens, depth=depth, passes=passes, seconds=seconds)
 
     def _is_in_step(self, name: str, sequence: Sequence) -> bool:
         """Return True if the drafter had few new tokens to read; only then the draft's time is typical and learnt."""

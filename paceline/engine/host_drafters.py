@@ -5,7 +5,7 @@ Both steppers use them: the host's asks and waits, the device's asks beside a st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from paceline.drafters.base import Ask, Ended, Seen
 from paceline.drafters.guard import Guard
+from paceline.drafters.taps import columns
 from paceline.engine.governor import Governor
 from paceline.engine.scheduler import Work
 from paceline.engine.sequence import Sequence
@@ -35,7 +36,7 @@ class HostDrafters:
         self._readers: dict[int, str] = {}  # sequence → the drafter that reads its hidden states
         self._lost: dict[int, Off] = {}  # sequence → why its reader can no longer draft for it
         self._columns = {
-            name: _columns(guard.taps, taps) for name, guard in guards.items() if guard.taps
+            name: columns(guard.taps, taps) for name, guard in guards.items() if guard.taps
         }  # drafter → function that selects its taps from the features of all taps
 
     def start(self, sequence: Sequence) -> None:
@@ -60,14 +61,20 @@ class HostDrafters:
         behind what is in flight. A predicted text goes on behind an edit."""
         governor, guard = self._governor, self.guards[name]
         row_prices = governor.row_prices(len(works)) if guard.ends_drafts else ()
-        prices = governor.price(name), governor.row_price, row_prices
+        prices = governor.price(name), governor.row_price, row_prices, governor.plain_speed
         spare = SPARE_OFFERED if guard.needs_prediction and not self._waits else 0
         states = [work.sequence.in_flight for work in works]
         lengths = [state.most + work.max_draft + spare for state, work in zip(states, works, strict=True)]
         return [self._ask(work.sequence, length, *prices) for work, length in zip(works, lengths, strict=True)]
 
     def _ask(
-        self, sequence: Sequence, max_draft: int, price: float, row_price: float, row_prices: tuple[float, ...]
+        self,
+        sequence: Sequence,
+        max_draft: int,
+        price: float,
+        row_price: float,
+        row_prices: tuple[float, ...],
+        plain_speed: float,
     ) -> Ask:
         trail = sequence.trail
         return Ask(
@@ -81,6 +88,7 @@ class HostDrafters:
             price=price,
             row_price=row_price,
             row_prices=row_prices,
+            plain_speed=plain_speed,
             left=sequence.max_length - len(sequence.tokens),
             predicted=() if trail is None else trail.ahead(max_draft),
             matched=0 if trail is None else trail.matched,
@@ -150,11 +158,3 @@ class HostDrafters:
     def _view(self, sequence: Sequence) -> np.ndarray:
         """Return the committed tokens of a sequence, read-only: drafters are not trusted."""
         return self._lanes.view(sequence.lane, len(sequence.tokens))
-
-
-def _columns(wanted: Seq[int], kept: Seq[int]) -> Callable[[Tensor], Tensor]:
-    """Return a function that selects the columns of the `wanted` taps from features of all `kept` taps."""
-    if list(wanted) == list(kept):
-        return lambda features: features
-    places = [kept.index(tap) for tap in wanted]
-    return lambda features: torch.cat([features.chunk(len(kept), dim=1)[place] for place in places], dim=1)

@@ -137,6 +137,7 @@ class Sequence:
             prediction_accepted=c.prediction_accepted,
             prediction_rejected=c.prediction_rejected,
             drafter=self.drafting or None,
+            by_member=dict(c.by_member),
             pauses=sum(pace.pauses for pace in self.paces.values()),
             preemptions=c.preemptions,
             off=self.off,

@@ -22,6 +22,7 @@ class Counters:
     accepted_by_position: list[int] = field(default_factory=list)
     prediction_accepted: int = 0
     prediction_rejected: int = 0
+    by_member: dict[str, tuple[int, int]] = field(default_factory=dict)
     preemptions: int = 0
     admitted: float | None = None  # time of the first admission
     first_token: float | None = None
@@ -31,6 +32,10 @@ class Counters:
     def count_admission(self, *, now: float) -> None:
         if self.admitted is None:  # keep the first admission: a preempted sequence is admitted again
             self.admitted = now
+
+    def count_member(self, name: str, drafted: int, accepted: int) -> None:
+        before = self.by_member.get(name, (0, 0))
+        self.by_member[name] = before[0] + drafted, before[1] + accepted
 
     def count_step(self, drafted: int, accepted: int) -> None:
         self.steps += 1

@@ -144,7 +144,7 @@ def test_somebody_who_types_is_greeted(cli: Cli, tiny: str, monkeypatch: pytest.
     monkeypatch.setattr("sys.stdin", Typed("/exit\n"))
     _, out, _ = cli("chat", tiny, *FLAGS)
     first, second, _ = out.split("\n", 2)
-    assert first == f"{Path(tiny).name} · drafts with ngram: accepted guesses are in colour"
+    assert first == f"{Path(tiny).name} · drafts with suffix: accepted guesses are in colour"
     assert second.startswith("/help lists commands")
     monkeypatch.setattr("sys.stdin", Typed("/exit\n"))
     assert " · no drafter\n" in cli("chat", tiny, *FLAGS, "--no-speculation")[1]

@@ -85,7 +85,7 @@ def test_json_says_everything(cli: Cli, tiny: str, texts: dict[str, str]) -> Non
     assert len(record["tokens"]) == len(record["logprobs"]) == 40
     assert len(record["prompt_logprobs"]) == len(record["prompt_tokens"]) == len(PROMPT)
     assert record["prompt_logprobs"][0] is None
-    assert record["stats"]["drafter"] == "ngram"
+    assert record["stats"]["drafter"] == "suffix"
     assert record["stats"]["tokens_per_step"] == 40 / record["stats"]["steps"]
     assert record["stats"]["tokens_per_round"] == record["stats"]["tokens_per_step"], "the older name"
     assert record["stats"]["decode_tok_s"] > 0

@@ -85,7 +85,8 @@ def test_memory_adds_up(cli: Cli, tiny: str) -> None:
 def test_a_drafting_model_shares_the_memory(cli: Cli, tiny: str, tmp_path: Path) -> None:
     drafter = write_model(tmp_path, seed=1)
     found = facts(cli, tiny, "--format", "fp32", "--drafter", "ngram", "--drafter", drafter)
-    lookup, model = found["drafters"]
+    lookup, model, portfolio = found["drafters"]
+    assert portfolio["name"] == "portfolio"
     assert (lookup["name"], lookup["weight_bytes"]) == ("ngram", 0)
     assert (model["name"], model["model"]) == ("model", str(drafter))
     memory = found["memory"]
@@ -102,7 +103,7 @@ def test_for_people(cli: Cli, tiny: str) -> None:
         "not bitwise",
         "bytes of KV a token",
         "with chat template",
-        "ngram: ",
+        "suffix: ",
     ):
         assert words in out
 

@@ -112,8 +112,9 @@ def test_grammars_that_are_none(text: str) -> None:
 
 
 def test_drafters() -> None:
-    assert drafters_of(parse()) == ["ngram"]
-    assert drafters_of(parse("--drafter", "small", "--drafter", "ngram")) == ["small", "ngram"]
+    cpu = "--device", "cpu"
+    assert drafters_of(parse(*cpu)) == ["suffix"]
+    assert drafters_of(parse(*cpu, "--drafter", "small", "--drafter", "ngram")) == ["small", "ngram", "portfolio"]
     assert drafters_of(parse("--drafter", "none")) == []
 
 

@@ -63,7 +63,7 @@ def test_two_kinds_of_heads_on_one_target(folders: dict[str, str], format: str) 
 def test_the_longest_draft_has_seven_tokens_unless_another_number_is_given(
     folders: dict[str, str], format: Format, option: str, most: int
 ) -> None:
-    llm = LLM(folders["target"], drafter=f"eagle:{folders['eagle']},copy=0{option}", format=format, **OPTIONS)
+    llm = LLM(folders["target"], drafter=f"eagle:{folders['eagle']}{option}", format=format, **OPTIONS)
     assert llm.engine.drafters["eagle"].max_draft == most
 
 
@@ -84,13 +84,13 @@ def test_a_target_that_comes_with_a_head(
     monkeypatch.setitem(KNOWN, "some", lambda: Path(folders["target"]))
     args = build_parsers()[0].parse_args(["generate", "some", "p", "--device", "cpu"])
     assert registry.shipped_drafters("some") == []
-    assert drafters_of(args) == ["ngram"]
-    assert not LLM("some", **OPTIONS).parts.drafters
+    assert drafters_of(args) == ["suffix"]
+    assert [*LLM("some", **OPTIONS).parts.drafters] == ["suffix"]
     shutil.copytree(folders["eagle"], tmp_path / "some")
     assert registry.shipped_drafters("some") == ["eagle:some"]
     assert registry.shipped_drafters(folders["target"]) == []
-    assert drafters_of(args) == ["eagle:some", "ngram"]
-    assert [*LLM("some", **OPTIONS).parts.drafters] == ["eagle"]
+    assert drafters_of(args) == ["eagle:some", "suffix", "portfolio"]
+    assert [*LLM("some", **OPTIONS).parts.drafters] == ["eagle", "suffix", "portfolio"]
     assert not LLM("some", drafter=[], **OPTIONS).parts.drafters
 
 
@@ -110,6 +110,7 @@ def test_the_head_that_is_shipped() -> None:
         ("eagle:/no/such/place", ModelNotFound, "no model '/no/such/place'"),
         ("eagle:{target}", UnsupportedModel, "is no EAGLE-3 head"),
         ("eagle:{eagle},format=fp8", UnknownOption, "format of the eagle drafter 'fp8'"),
+        ("eagle:{eagle},copy=0", InvalidRequest, "no option copy any more, leave it out: a lookup is loaded beside it"),
         ("eagle:{eagle},depth=3", UnknownOption, "option of the eagle drafter 'depth'"),
         ("medusa:{eagle}", ModelFileError, "medusa_num_heads is missing"),
     ],

@@ -10,7 +10,7 @@ import torch
 
 from paceline.drafters import model, ngram, registry
 from paceline.drafters.ngram import NgramDrafter
-from paceline.errors import InvalidRequest, ModelNotFound, OutOfMemory, UnknownOption, VocabularyMismatch
+from paceline.errors import InvalidRequest, ModelNotFound, NoCompiler, OutOfMemory, UnknownOption, VocabularyMismatch
 from tests.odd_drafters import Silent
 from tests.tiny_models import tiny_tokenizer
 
@@ -188,3 +188,24 @@ def test_no_memory_for_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder, "quantised", lambda format: decoder.profile(1, 1))
     with pytest.raises(OutOfMemory, match=r"a copy of target in fp8: 1.0 of 8.0 GiB are free on the device; take a"):
         registry.recipe("self", a_target(None, decoder=decoder))
+
+
+def test_on_a_cpu_a_lookup_and_a_portfolio_complete_what_a_user_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = {
+        (): [],
+        ("ngram",): ["ngram"],
+        ("prediction",): ["prediction"],
+        ("eagle:a",): ["eagle:a", "suffix", "portfolio"],
+        ("./small.gguf", "ngram"): ["./small.gguf", "ngram", "portfolio"],
+        ("portfolio",): ["suffix", "portfolio"],
+        ("portfolio", "medusa:b"): ["medusa:b", "suffix", "portfolio"],
+    }
+    for named, loaded in cases.items():
+        assert registry.completed(named, "cpu") == loaded
+        assert registry.completed(named, "cuda") == [*named]
+
+    def no_compiler() -> None:
+        raise NoCompiler("there is none")
+
+    monkeypatch.setattr(registry, "load_library", no_compiler)
+    assert registry.completed(["eagle:a"], "cpu") == ["eagle:a", "ngram", "portfolio"]

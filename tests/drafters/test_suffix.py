@@ -146,9 +146,9 @@ def test_wrong_drafts_make_it_careful() -> None:
 
 def test_levels_that_the_text_reached_are_judged() -> None:
     tree = Drafted((5, 6, 7, 8), (-1, -1, 0, 2), (0.6, 0.2, 0.3, 0.15))
-    assert judged(tree, 1.0, [5, 7, 9, 1]) == [(True, pytest.approx(0.8)), (True, pytest.approx(0.5)), (False, 0.5)]
-    assert judged(tree, 0.5, [4]) == [(False, pytest.approx(1.6))]
-    assert judged(tree, 1.0, [6, 9]) == [(True, pytest.approx(0.8))]  # nothing was guessed after 6
+    assert judged(*tree, 1.0, [5, 7, 9, 1]) == [(True, pytest.approx(0.8)), (True, pytest.approx(0.5)), (False, 0.5)]
+    assert judged(*tree, 0.5, [4]) == [(False, pytest.approx(1.6))]
+    assert judged(*tree, 1.0, [6, 9]) == [(True, pytest.approx(0.8))]  # nothing was guessed after 6
 
 
 def test_drafts_that_are_never_observed_are_forgotten() -> None:

@@ -128,3 +128,16 @@ def test_an_engine_whose_rows_are_dear_stops_drafting_and_says_why() -> None:
     assert stats.off_reason is not None
     assert "it would pay" in stats.off_reason
     assert stats.drafted < tokens / 2
+
+
+def test_drafts_that_took_no_pass_make_the_entry_lower_and_leave_the_price() -> None:
+    computing, mixed = CostModel(), CostModel()
+    for cost in (computing, mixed):
+        for rows in (1, 4, 2, 6):
+            cost.observe(sequences=1, rows=rows, tokens=2, pass_seconds=0.01 + 0.001 * rows, step_seconds=0.02)
+        for depth in (2, 4, 2, 4):
+            cost.observe_draft("portfolio", tokens=depth, depth=depth, passes=depth, seconds=0.001 * depth)
+            if cost is mixed:
+                cost.observe_draft("portfolio", tokens=8, depth=8, passes=0, seconds=0.00001)
+    assert mixed.price("portfolio") == pytest.approx(computing.price("portfolio"))
+    assert mixed.entry("portfolio") < 0.8 * computing.entry("portfolio")

@@ -190,3 +190,18 @@ def test_text_is_never_half_a_character() -> None:
     told = tell(DRAFTERS["noisy"], allowed_tokens=(28, 29, 3), temperature=3.0, max_tokens=60)
     assert "é" in told.text
     assert told.text == tokenizer.decode(told.tokens, continuation=True)
+
+
+def test_the_members_of_a_portfolio_are_named_and_counted() -> None:
+    rig = build("toy", {"portfolio": RIGS["portfolio"]["portfolio-model"]})
+    events = []
+    rig.engine.submit(Request(id="a", prompt=PROMPT, sampling=SamplingParams(max_tokens=40, temperature=0)))
+    while rig.engine.has_work:
+        events += rig.engine.step()
+    stats = events[-1].stats
+    assert stats is not None
+    assert stats.drafter == "portfolio"
+    assert {event.drafter for event in events if event.drafted} == {*stats.by_member}
+    assert {name for names in stats.by_member for name in names.split("+")} == {"ngram", "model"}
+    assert tuple(map(sum, zip(*stats.by_member.values(), strict=True))) == (stats.drafted, stats.accepted)
+    assert stats.accepted > 0

@@ -188,7 +188,7 @@ def test_steps_of_the_host_are_timed_as_a_whole(monkeypatch: pytest.MonkeyPatch)
 
 
 class Mistaken(StubRounds):
-    """A device on which a drafted token takes as long as a plain round, and whose table says that it is free."""
+    """A device on which a drafted token takes half as long as a plain round, and whose table says that it is free."""
 
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
         return 0.001
@@ -196,7 +196,7 @@ class Mistaken(StubRounds):
 
 @pytest.mark.parametrize("measured", [False, True])
 def test_a_wrong_cost_table_is_put_right(measured: bool) -> None:
-    rounds = Mistaken(Clock(), lambda seats, drafted: 0.001 * (1 + drafted), lambda seats: 0.0, rate=0.5)
+    rounds = Mistaken(Clock(), lambda seats, drafted: 0.001 + 0.0005 * drafted, lambda seats: 0.0, rate=0.4)
     engine = engine_with(rounds, batch=1, measure_speedup=measured)
     answers, events = itertools.count(), []
     for step in range(4000):

@@ -129,8 +129,8 @@ def test_models_and_the_engine_travel_the_same_way(tmp_path: Path) -> None:
         ("drafter: []", []),
         ("drafter: none", []),
         ("drafter: [none]", []),
-        ("drafter: [b, ngram]", ["b", "ngram"]),
-        ("model: other", ["ngram"]),  # where nothing is said of them
+        ("drafter: [b, ngram]", ["b", "ngram", "portfolio"]),
+        ("model: other", ["suffix"]),  # where nothing is said of them
     ],
 )
 def test_an_empty_list_of_drafters_is_none(text: str, drafters: list[str], tmp_path: Path) -> None:

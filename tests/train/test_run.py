@@ -30,7 +30,7 @@ from paceline.train.options import EvalOptions, TrainOptions
 from paceline.train.phases import Unseen
 from paceline.train.run import train
 from paceline.train.storage import read_tensors
-from paceline.types import SamplingParams
+from paceline.types import SamplingParams, Speculation
 from tests.train.conftest import MakeOptions
 from tests.train.toy_training import toy_options, write_prompts
 
@@ -61,7 +61,8 @@ def in_engine(target: str, work: Path, drafter: str, temperature: float) -> list
     llm = LLM(target, drafter=drafter, format="fp32", max_context=128, threads=1, **always)
     questions = [one.text for one in AnswerStore.open(work / "answers").questions if one.set == HELD_OUT]
     encoded = [llm.encode_chat([{"role": "user", "content": text}]) for text in questions]
-    return llm.generate(encoded, SamplingParams(temperature=temperature, max_tokens=40, seed=3))
+    alone = Speculation(drafter=drafter.partition(":")[0])
+    return llm.generate(encoded, SamplingParams(temperature=temperature, max_tokens=40, seed=3), speculation=alone)
 
 
 # ── what comes of it ──
@@ -71,7 +72,7 @@ def in_engine(target: str, work: Path, drafter: str, temperature: float) -> list
 def test_a_trained_head_beats_lookup_in_the_engine(trained: Trained, temperature: float) -> None:
     """On prompts that it has not seen, with the text unchanged."""
     options = trained.options
-    head = in_engine(options.target.model, options.work, f"eagle:{options.out},min_confidence=0,copy=0", temperature)
+    head = in_engine(options.target.model, options.work, f"eagle:{options.out},min_confidence=0", temperature)
     lookup = in_engine(options.target.model, options.work, "ngram", temperature)
     assert [one.tokens for one in head] == [one.tokens for one in lookup]
     passes = [sum(len(one.tokens) - one.stats.accepted for one in answers) for answers in (head, lookup)]
@@ -81,7 +82,7 @@ def test_a_trained_head_beats_lookup_in_the_engine(trained: Trained, temperature
 def test_the_evaluation_counts_as_the_engine_does(trained: Trained) -> None:
     """All but the last step of an answer, where the engine has no room for a draft."""
     options = trained.options
-    found = in_engine(options.target.model, options.work, f"eagle:{options.out},min_confidence=0,copy=0", 0.0)
+    found = in_engine(options.target.model, options.work, f"eagle:{options.out},min_confidence=0", 0.0)
     engine = 1 + sum(one.stats.accepted for one in found) / sum(one.stats.rounds for one in found)
     assert trained.scores[HELD_OUT].tokens_per_round == pytest.approx(engine, rel=0.03)
 

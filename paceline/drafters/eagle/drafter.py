@@ -14,7 +14,6 @@ from torch import Tensor
 
 from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask, Drafter, FeatureDrafter, Seen
-from paceline.drafters.copy import COPY_AFTER, CopyDrafter
 from paceline.drafters.eagle.drafting import DOUBTFUL_CONFIDENCE, ChainDrafting
 from paceline.drafters.eagle.on_device import on_gpu
 from paceline.drafters.eagle.reading import HeadReading
@@ -111,9 +110,9 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
         ready = shape_of_eagle(target, draft_vocab=SHAPE_VOCAB)
         given = parse_options(EagleDrafter.name, rest, {"max_draft": int, "min_confidence": float})
     else:
-        directory, format, given = head_options(EagleDrafter.name, options, {"copy": int, "branches": int})
+        directory, format, given = head_options(EagleDrafter.name, options, {"branches": int})
         ready = read_eagle(directory, target, format=format)
-    after, config = given.pop("copy", COPY_AFTER), ready.head.config
+    config = ready.head.config
     if target.decoder is not None:
         return on_gpu(ready, target, given)
 
@@ -124,7 +123,7 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
             max_context=context.max_context,
             threads=context.threads,
         )
-        drafter = EagleDrafter(
+        return EagleDrafter(
             head,
             taps=config.taps,
             width=3 * config.target_hidden_size,
@@ -135,7 +134,6 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
             chunk=context.max_step_tokens,
             **given,
         )
-        return CopyDrafter(drafter, after=after) if after else drafter
 
     return Recipe(
         name=EagleDrafter.name,

@@ -18,7 +18,7 @@ from paceline.drafters.options import parse_options
 from paceline.drafters.recipe import BuildContext, Recipe
 from paceline.drafters.suffix.corpus import index_corpus
 from paceline.drafters.suffix.past import PastAnswers
-from paceline.drafters.suffix.trust import Trust, trust_in_all
+from paceline.drafters.trust import Trust, judged, trust_in_all
 from paceline.errors import InvalidRequest, NoCompiler
 from paceline.kernels.cpu.build import Library, load_library
 from paceline.kernels.cpu.suffix import Drafted, SuffixAutomaton, SuffixDrafting
@@ -97,7 +97,8 @@ class SuffixDrafter(Drafter):
         start = len(tokens) - 1 - accepted
         drafted = text.drafts.pop(start, None)
         if drafted is not None:
-            for right, expected in judged(*drafted, tokens[start:].tolist()):
+            made, trust = drafted
+            for right, expected in judged(*made, trust, tokens[start:].tolist()):
                 text.trust.learn(right, expected)
                 self._trust.learn(right, expected)
         text.drafts = {place: made for place, made in text.drafts.items() if place > start}
@@ -107,24 +108,6 @@ class SuffixDrafter(Drafter):
 
     def stop(self, key: int) -> None:
         del self._texts[key]
-
-
-def judged(drafted: Drafted, trust: float, said: Sequence[int]) -> list[tuple[bool, float]]:
-    """Compare a draft with the tokens that the target said: at each level that it reached, whether a guess was right,
-    and the probability of that before `trust`."""
-    found, node = [], -1
-    for token in said:
-        level = [i for i, parent in enumerate(drafted.parents) if parent == node]
-        if not level:
-            break
-        reached = 1.0 if node < 0 else drafted.confidence[node]
-        expected = sum(drafted.confidence[i] for i in level) / (reached * trust)
-        right = [i for i in level if drafted.tokens[i] == token]
-        found.append((bool(right), expected))
-        if not right:
-            break
-        node = right[0]
-    return found
 
 
 def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:

@@ -16,7 +16,7 @@ from paceline.accept.registry import in_use
 from paceline.llm import Sample
 from paceline.server.answers.timings import timings
 from paceline.server.measured import shown
-from paceline.server.protocol.answers import SpeculationStats
+from paceline.server.protocol.answers import MemberStats, SpeculationStats
 from paceline.server.protocol.llama_cpp import Timings
 from paceline.server.protocol.requests import ChatRequest, CompletionRequest
 from paceline.server.translate.translator import Translation
@@ -214,6 +214,7 @@ def speculation_stats(all_stats: Sequence[SequenceStats], asked: Speculation) ->
         num_draft_tokens=drafted,
         num_accepted_tokens=accepted,
         num_accepted_tokens_per_pos=by_position,
+        members=_members(all_stats),
         acceptance_rate=accepted / drafted if drafted else 0.0,
         mean_acceptance_length=1 + accepted / rounds if rounds else 0.0,
         tokens_per_step=sum(s.output_tokens for s in all_stats) / steps if steps else 0.0,
@@ -227,3 +228,13 @@ def speculation_stats(all_stats: Sequence[SequenceStats], asked: Speculation) ->
         speedup=shown(all_stats[-1].speedup) if all_stats else None,
         speedup_note=all_stats[-1].unmeasured if all_stats else None,
     )
+
+
+def _members(all_stats: Sequence[SequenceStats]) -> dict[str, MemberStats]:
+    """Sum the drafts of a portfolio's members over all answers."""
+    found: dict[str, MemberStats] = {}
+    for name, (drafted, accepted) in (item for stats in all_stats for item in stats.by_member.items()):
+        one = found.setdefault(name, MemberStats(num_draft_tokens=0, num_accepted_tokens=0))
+        one.num_draft_tokens += drafted
+        one.num_accepted_tokens += accepted
+    return found

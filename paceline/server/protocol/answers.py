@@ -60,6 +60,13 @@ class DraftPrices(BaseModel):
     token: float = Field(description="of one more token")
 
 
+class MemberStats(BaseModel):
+    """Drafts of one member of a portfolio, or of several together."""
+
+    num_draft_tokens: int
+    num_accepted_tokens: int
+
+
 class SpeculationStats(BaseModel):
     """Statistics of speculation over all answers of one request. Times are seconds."""
 
@@ -73,6 +80,7 @@ class SpeculationStats(BaseModel):
     num_draft_tokens: int
     num_accepted_tokens: int
     num_accepted_tokens_per_pos: list[int]
+    members: dict[str, MemberStats] = Field(description="drafts of a portfolio, by the members whose tokens they hold")
     acceptance_rate: float = Field(description="accepted tokens a drafted one")
     mean_acceptance_length: float = Field(description="tokens a round, with the target's own; 0 without rounds")
     tokens_per_step: float = Field(description="1 is plain decoding")

@@ -1,11 +1,12 @@
-"""Trust: how far the probabilities of a suffix automaton hold for one text.
+"""Trust: how far a drafter's confidence holds for one text.
 
-They are counted in other text, or earlier in this one. A creative answer repeats less than an edit of code, so that
-drafts are compared with what the target then said: right guesses by the sum of their probabilities.
+It was counted or fitted in other text, or earlier in this one. A creative answer repeats less than an edit of code, so
+that drafts are compared with what the target then said: right guesses by the sum of their probabilities.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 # Chosen on recorded answers: docs/experiments.md, "Suffix automata: how likely a continuation is".
@@ -36,3 +37,23 @@ class Trust:
 
 def trust_in_all() -> Trust:
     return Trust(ALL_DECAY, FIRST_RIGHT, FIRST_EXPECTED)
+
+
+def judged(
+    tokens: Sequence[int], parents: Sequence[int], confidence: Sequence[float], trust: float, said: Sequence[int]
+) -> list[tuple[bool, float]]:
+    """Compare a draft with the tokens that the target said: at each level that it reached, whether a guess was right,
+    and the probability of that before `trust`. `confidence`: of the path to each token, after it."""
+    found, node = [], -1
+    for token in said:
+        level = [i for i, parent in enumerate(parents) if parent == node]
+        if not level:
+            break
+        reached = 1.0 if node < 0 else confidence[node]
+        expected = sum([confidence[i] for i in level]) / (reached * trust)
+        right = [i for i in level if tokens[i] == token]
+        found.append((bool(right), expected))
+        if not right:
+            break
+        node = right[0]
+    return found

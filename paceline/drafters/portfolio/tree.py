@@ -1,0 +1,115 @@
+"""Trees of several members put together: the union of their paths, of which the nodes that pay are drafted.
+
+    suffix   a ── b ── c        a 0.7, b 0.5, c 0.4
+    eagle    a ── d             a 0.8, d 0.3
+    union    a ── b ── c        a 0.94: right unless both are wrong; b and c lower, because the head has looked and
+             └─── d             says d
+
+A parent is at least as likely as its children, so the nodes in order of confidence are a tree up to any of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from paceline.draft import Draft
+
+NOTHING_COMPUTED = Draft(passes=0)  # an empty draft that says nothing of what a pass costs
+
+# A later member that drafted other tokens in a node's place opposes it: its chance becomes this power of itself. Fitted
+# to suffix and head over 143 answers: docs/experiments.md, "Several drafters on one request".
+OPPOSED_POWER = 1.5
+
+
+class Union:
+    """The drafts of a sequence's members in one round, as one tree."""
+
+    __slots__ = ("by", "complete", "confidence", "gain", "parents", "passes", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.confidence: list[float] = []  # that a node and all its ancestors are accepted
+        self.by: list[str] = []  # member that drafted a node first
+        self.complete = False  # no other member is asked
+        self.passes = 0  # that the members' models took
+        self.gain = 0.0  # tokens that the nodes that pay are expected to add, less the prices of their rows
+
+    def add(self, draft: Draft, confidence: Sequence[float], by: str) -> None:
+        """Add the nodes of a member's draft, in each of which it has this confidence."""
+        if self.tokens:
+            self._merge(draft, confidence, by)
+        else:
+            self.tokens, self.parents, self.confidence = [*draft.tokens], [*_parents(draft)], [*confidence]
+            self.by = [by] * len(self.tokens)
+
+    def _merge(self, draft: Draft, confidence: Sequence[float], by: str) -> None:
+        known = len(self.tokens)
+        places = {pair: node for node, pair in enumerate(zip(self.parents, self.tokens, strict=True))}
+        chances: dict[int, float] = {}  # node → chance of it once its parent is accepted, by the new draft
+        said: dict[int, float] = {}  # node → sum of the chances of tokens that the new draft has behind it
+        moved: list[int] = []
+        for token, parent, own in zip(draft.tokens, _parents(draft), confidence, strict=True):
+            above = moved[parent] if parent >= 0 else -1
+            node = places.get((above, token), len(self.tokens))
+            if node == len(self.tokens):
+                self.tokens.append(token)
+                self.parents.append(above)
+                self.by.append(by)
+            chances[node] = _chance(own, confidence, parent)
+            said[above] = said.get(above, 0.0) + chances[node]
+            moved.append(node)
+        merged: list[float] = []
+        for node, parent in enumerate(self.parents):
+            if node >= known:
+                chance = chances[node]
+            elif node in chances:
+                chance = 1.0 - (1.0 - _chance(self.confidence[node], self.confidence, parent)) * (1.0 - chances[node])
+            else:
+                chance = _chance(self.confidence[node], self.confidence, parent)
+                chance = chance ** (1.0 + OPPOSED_POWER * said[parent]) if parent in said else chance
+            merged.append(chance * merged[parent] if parent >= 0 else chance)
+        self.confidence = merged
+
+    def choose(self, prices: Sequence[float], *, limit: int, floor: float) -> list[int]:
+        """Return the nodes to draft, the most likely first, and set `gain`: as many as gain most, at least one and at
+        most `limit`, and none below `floor`. `prices`: of the first, second … row; later ones have the last price."""
+        confidence = self.confidence
+        order = sorted(range(len(confidence)), key=confidence.__getitem__, reverse=True)
+        gain, most, paying, last = 0.0, -math.inf, 0, len(prices) - 1
+        for count, node in enumerate(order[:limit]):
+            if confidence[node] < floor:
+                break
+            gain += confidence[node] - prices[count if count < last else last]
+            if gain >= most:
+                most, paying = gain, count + 1
+        self.gain = most if paying else 0.0
+        return order[:paying]
+
+    def draft(self, nodes: list[int]) -> Draft:
+        """Return the draft of these nodes, which hold the parent of each before it."""
+        if not nodes:
+            return Draft(passes=self.passes) if self.passes else NOTHING_COMPUTED
+        count = len(nodes)
+        if nodes == [*range(count)]:  # the usual case: the beginning of one member's draft
+            tokens, parents = tuple(self.tokens[:count]), tuple(self.parents[:count])
+        else:
+            places = {-1: -1} | {node: place for place, node in enumerate(nodes)}
+            tokens = tuple([self.tokens[node] for node in nodes])
+            parents = tuple([places[self.parents[node]] for node in nodes])
+        by = self.by[nodes[0]]
+        if self.by[-1] != self.by[0]:
+            by = "+".join(dict.fromkeys([self.by[node] for node in nodes]))
+        return Draft(tokens, () if parents == tuple(range(-1, count - 1)) else parents, None, self.passes, (), by)
+
+
+def _parents(draft: Draft) -> Sequence[int]:
+    return draft.parents or range(-1, len(draft.tokens) - 1)
+
+
+def _chance(own: float, confidence: Sequence[float], parent: int) -> float:
+    """Return the chance of a node once its parent is accepted, by the confidence in both."""
+    if parent < 0:
+        return own
+    return own / confidence[parent] if confidence[parent] else 0.0

@@ -1,0 +1,230 @@
+"""Several drafters on one request: who is asked, what is drafted of it all, and what becomes of bad members."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.draft import EMPTY, Draft
+from paceline.drafters.base import Ask, FeatureDrafter, Seen
+from paceline.drafters.guard import FAILURES, Guard
+from paceline.drafters.portfolio import PortfolioDrafter
+from paceline.drafters.portfolio.drafter import trusted
+from paceline.drafters.portfolio.tree import Union
+from paceline.sampling.sampler import Sampler
+from paceline.types import Off, OffKind, SamplingParams
+
+VOCAB = 60
+SAMPLER = Sampler(SamplingParams(temperature=0), seed=0, vocab_size=VOCAB, eos_ids=())
+TEXT = [1, 2, 3]
+PLAIN_SPEED = 400.0  # tokens a second
+SECONDS = 0.001  # of a draft that is computed: 0.4 tokens
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Known(FeatureDrafter):
+    """Drafts what it is told to, and takes its time."""
+
+    def __init__(
+        self, name: str, draft: Draft = EMPTY, *, clock: Clock | None = None, taps: Sequence[int] = ()
+    ) -> None:
+        self.name, self.draft, self.taps = name, draft, taps
+        self.calls = 0
+        self.told: list[tuple[list[int], int]] = []
+        self.lost: dict[int, Off] = {}
+        self._clock = clock
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        self.calls += 1
+        if self._clock is not None:
+            self._clock.now += SECONDS
+        return [self.draft for _ in asks]
+
+    def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
+        self.told.append((tokens.tolist(), accepted))
+
+    def feed(self, features: torch.Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, Off]:
+        return self.lost
+
+    def knows(self, page: int) -> bool:
+        return page == 7
+
+
+class Raising(Known):
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        raise RuntimeError("no")
+
+
+def portfolio(*members: Known, clock: Clock | None = None) -> PortfolioDrafter:
+    guards = [Guard(each, vocab_size=VOCAB, timeout=60.0) for each in members]
+    made = PortfolioDrafter(guards, clock=clock or Clock())
+    made.start(0, 0, np.array(TEXT, dtype=np.int32))
+    return made
+
+
+def ask(tokens: Sequence[int] = TEXT, **options: float) -> Ask:
+    return Ask(0, 0, np.array(tokens, dtype=np.int32), 8, SAMPLER, **options)
+
+
+def said(drafter: PortfolioDrafter, tokens: Sequence[int]) -> None:
+    """Let the target say these tokens, the last of which is its own."""
+    drafter.observe(0, np.array([*TEXT, *tokens], dtype=np.int32), len(tokens) - 1)
+
+
+# ── the union of drafts ──
+
+
+def union_of(*drafts: Draft) -> Union:
+    union = Union()
+    for place, draft in enumerate(drafts):
+        union.add(draft, draft.confidence, f"m{place}")
+    return union
+
+
+def test_a_token_that_both_draft_is_surer_and_one_that_is_opposed_less_sure() -> None:
+    union = union_of(Draft((5, 6, 9), confidence=(0.8, 0.4, 0.3)), Draft((5, 7), (-1, 0), confidence=(0.5, 0.4)))
+    by_path = dict(zip(zip(union.parents, union.tokens, strict=True), union.confidence, strict=True))
+    assert by_path[-1, 5] == pytest.approx(0.9)
+    assert by_path[0, 7] == pytest.approx(0.9 * 0.8)
+    assert by_path[0, 6] == pytest.approx(0.9 * 0.5**2.2)  # 1 + 1.5 · 0.8: the other is sure of its own token
+    assert by_path[1, 9] == pytest.approx(by_path[0, 6] * 0.75)
+
+
+def test_the_likeliest_nodes_are_drafted_as_long_as_they_pay() -> None:
+    union = union_of(Draft((5, 6), confidence=(0.5, 0.2)), Draft((8, 9), confidence=(0.6, 0.5)))
+    nodes = union.choose((0.1, 0.45, 0.1), limit=8, floor=0.0)
+    draft = union.draft(nodes)
+    assert draft.problem(vocab_size=VOCAB, max_length=8) is None
+    assert draft.paths[:2] == [(8,), (8, 9)]
+    assert (draft.by, draft.passes) == ("m1+m0", 0)
+    assert len(union.choose((0.1, 0.9), limit=8, floor=0.0)) == 1
+    assert union.draft(union.choose((0.0,), limit=1, floor=0.0)).tokens == (8,)
+    assert not union.choose((0.0,), limit=8, floor=0.7)
+
+
+def test_a_draft_without_confidence_has_that_of_past_ones() -> None:
+    assert trusted(Draft((1, 2, 3), (-1, 0, -1)), 0.5) == [0.5, 0.25, 0.5]
+    drafter = portfolio(Known("lookup", Draft((5, 6, 7))))
+    assert len(drafter.propose([ask(row_price=0.3)])[0]) == 3
+    for _ in range(20):
+        drafter.propose([ask()])
+        said(drafter, [9])
+    assert len(drafter.propose([ask(row_price=0.3)])[0]) == 1
+
+
+# ── who is asked ──
+
+
+@pytest.mark.parametrize(("confidence", "asked"), [(0.9, False), (0.3, True)])
+def test_nothing_is_computed_where_a_lookup_has_found_enough(confidence: float, asked: bool) -> None:
+    clock = Clock()
+    head = Known("head", Draft((8, 9), passes=2, confidence=(0.8, 0.6)), clock=clock)
+    drafter = portfolio(Known("lookup", Draft((5,), passes=0, confidence=(confidence,))), head, clock=clock)
+    for _ in range(20):
+        draft = drafter.propose([ask(plain_speed=PLAIN_SPEED)])[0]
+    calls = head.calls
+    draft = drafter.propose([ask(plain_speed=PLAIN_SPEED)])[0]
+    assert (head.calls > calls) == asked
+    assert draft.passes == (2 if asked else 0)
+
+
+def test_a_useless_member_is_asked_more_and_more_seldom() -> None:
+    """Though it is sure of itself each time."""
+    clock = Clock()
+    bad = Known("bad", Draft((8, 9), passes=2, confidence=(0.9, 0.8)), clock=clock)
+    drafter = portfolio(bad, clock=clock)
+    calls = []
+    for _ in range(600):
+        if drafter.propose([ask(plain_speed=PLAIN_SPEED, row_price=0.05)])[0]:
+            said(drafter, [5])
+        calls.append(bad.calls)
+    assert calls[-1] - calls[200] <= 8
+    assert calls[-1] > calls[-200]  # but it is
+
+
+def test_without_measured_speed_all_are_asked() -> None:
+    clock = Clock()
+    head = Known("head", Draft((8,), passes=1, confidence=(0.8,)), clock=clock)
+    drafter = portfolio(Known("lookup", Draft((5,), confidence=(0.99,))), head, clock=clock)
+    for _ in range(20):
+        drafter.propose([ask()])
+    assert head.calls == 20
+
+
+def test_drawn_tokens_go_alone_whatever_they_are() -> None:
+    """Chosen by their values they would have another distribution than the one that they were drawn from."""
+    drawn = Draft((8,), probs=torch.full((1, VOCAB), 1 / VOCAB))
+    other = Known("other", Draft((7,)))
+    drafter = portfolio(Known("lookup", Draft((5, 6), confidence=(0.9, 0.9))), Known("head", drawn), other)
+    [draft] = drafter.propose([ask()])
+    assert other.calls == 0
+    assert (draft.tokens, draft.by) == ((8,), "head")
+    assert draft.probs is drawn.probs
+
+
+# ── what members hear ──
+
+
+def test_members_hear_how_far_their_own_draft_was_right() -> None:
+    one, other = (
+        Known("one", Draft((5, 6), confidence=(0.9, 0.8))),
+        Known("other", Draft((5, 9), confidence=(0.5, 0.4))),
+    )
+    drafter = portfolio(one, other)
+    drafter.propose([ask()])
+    said(drafter, [5, 6, 4])
+    assert one.told == [([*TEXT, 5, 6, 4], 2)]
+    assert other.told == [([*TEXT, 5, 6], 1)]
+
+
+def test_a_member_that_loses_a_sequence_is_not_asked_for_it_any_more() -> None:
+    head, lookup = Known("head", Draft((8,)), taps=(1, 2)), Known("lookup", Draft((5,)))
+    drafter = portfolio(lookup, head)
+    assert (drafter.taps, drafter.knows(7), drafter.knows(6)) == ([1, 2], True, False)
+    head.lost = {0: Off(OffKind.NO_HIDDEN_STATES, "no room")}
+    assert drafter.feed(torch.zeros(1, 4), [Seen(0, 0, [0])], crowded=False) == {}
+    assert drafter.propose([ask()])[0].by == "lookup"
+    assert head.calls == 0
+
+
+# ── members that fail ──
+
+
+def test_a_member_that_fails_drops_out_alone() -> None:
+    drafter = portfolio(Raising("bad"), Known("nonsense", Draft((VOCAB,))), Known("good", Draft((5,))))
+    for _ in range(FAILURES + 1):
+        assert drafter.propose([ask()])[0].by == "good"
+    bad, nonsense, good = (member.guard.out for member in drafter.members)
+    assert None not in (bad, nonsense)
+    assert good is None
+
+
+def test_the_portfolio_fails_with_its_last_member() -> None:
+    drafter = portfolio(Raising("bad"))
+    for _ in range(FAILURES):
+        assert not drafter.propose([ask()])[0]
+    with pytest.raises(RuntimeError, match="drafter bad is out: it raised RuntimeError: no"):
+        drafter.propose([ask()])
+
+
+def test_two_sequences_may_differ_in_whom_they_ask() -> None:
+    clock = Clock()
+    lookup, head = Known("lookup"), Known("head", Draft((8,), passes=1, confidence=(0.8,)), clock=clock)
+    found = [EMPTY, Draft((5,), passes=0, confidence=(0.9,))]
+    lookup.propose = lambda asks: [found[each.key] for each in asks]  # type: ignore[method-assign]
+    drafter = portfolio(lookup, head, clock=clock)
+    drafter.start(1, 1, np.array(TEXT, dtype=np.int32))
+    asks = [ask(plain_speed=PLAIN_SPEED), replace(ask(plain_speed=PLAIN_SPEED), key=1)]
+    for _ in range(20):
+        drafts = drafter.propose(asks)
+    assert [draft.by for draft in drafts] == ["head", "lookup"]
