@@ -199,11 +199,11 @@ def test_a_wrong_cost_table_is_put_right(measured: bool) -> None:
     rounds = Mistaken(Clock(), lambda seats, drafted: 0.001 + 0.0005 * drafted, lambda seats: 0.0, rate=0.4)
     engine = engine_with(rounds, batch=1, measure_speedup=measured)
     answers, events = itertools.count(), []
-    for step in range(4000):
+    for step in range(6000):
         if not engine.has_work:
             submit(engine, f"{next(answers)}")
         events += [event for event in engine.step() if event.finish is not None]
-        if step == 2000:
+        if step == 3000:
             began, before = rounds.clock.now, rounds.tokens
     plain = 1000.0  # tokens per second
     speed = (rounds.tokens - before) / (rounds.clock.now - began)
