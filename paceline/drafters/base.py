@@ -47,6 +47,7 @@ class Ask:
     alone: bool = True  # the request has no other drafter
     salt: str = ""  # only requests with the same one may share what a drafter remembers
     plain_speed: float = 0.0  # tokens a second that the engine would make without drafts; 0: not measured
+    plain_share: float = 1.0  # that speed, relative to the engine's speed now, by which prices are made
 
     def within(self, most: int) -> Ask:
         """Return this ask with `max_draft` at most `most`.
@@ -56,7 +57,7 @@ class Ask:
             return self
         prices = self.price, self.row_price, self.row_prices
         rest = self.sampler, self.rule, self.p_min, *prices, self.left, self.predicted, self.matched, self.alone
-        return Ask(self.key, self.lane, self.tokens, most, *rest, self.salt, self.plain_speed)
+        return Ask(self.key, self.lane, self.tokens, most, *rest, self.salt, self.plain_speed, self.plain_share)
 
 
 class Ended(NamedTuple):
@@ -82,6 +83,7 @@ class Drafter(ABC):
     max_draft: int = 16  # tokens; a step never verifies more
     inline: bool = True  # every call returns in bounded time; False: run on a thread of its own, with a time limit
     ends_drafts: bool = False  # sets draft lengths itself, by `Ask.price`; False: the engine does, by past acceptance
+    weighs_cost: bool = False  # decides itself whether a draft pays; True: the engine never pauses it for its cost
     needs_prediction: bool = False  # drafts only for requests with a prediction, and before their other drafter
     taps: Sequence[int] = ()  # places of the target whose hidden states it reads (`kernels.base`): a FeatureDrafter
 

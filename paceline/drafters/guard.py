@@ -48,6 +48,7 @@ class Guard:
         self._lost: deque[Any] = deque()  # results of `feed`, which a thread may add to
         self.taps = drafter.taps
         self.ends_drafts = drafter.ends_drafts
+        self.weighs_cost = drafter.weighs_cost
         self.needs_prediction = drafter.needs_prediction
 
     def start(self, key: int, lane: int, tokens: np.ndarray) -> None:

@@ -127,6 +127,12 @@ class CostModel:
         return self._sequences / plain if plain > 0 else 0.0
 
     @property
+    def plain_share(self) -> float:
+        """Speed that steps without drafts would have, relative to that of the latest steps; at most 1, 1 if unknown."""
+        known = self._tokens and self._step_seconds
+        return min(self.plain_speed * self._step_seconds / self._tokens, 1.0) or 1.0 if known else 1.0
+
+    @property
     def row_price(self) -> float:
         """Lowest probability of being right at which one more token pays on a level that is drafted anyway."""
         row = self._passes.slope

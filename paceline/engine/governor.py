@@ -148,6 +148,11 @@ class Governor:
         return self.cost.plain_speed if self._weighs_cost else 0.0
 
     @property
+    def plain_share(self) -> float:
+        """Speed that the engine would have without drafts, relative to its speed now; 1 if cost is not measured."""
+        return self.cost.plain_share if self._weighs_cost else 1.0
+
+    @property
     def row_price(self) -> float:
         """Lowest probability of being right at which one more row is worth verifying, if drafting it is free."""
         return (self.cost.row_price or PRIOR_ROW_PRICE) if self._weighs_cost else 0.0
@@ -212,7 +217,7 @@ class Governor:
             off = self.truth.guarded
         elif running > config.max_draft_batch:
             off = Off(OffKind.BATCH, f"{running} sequences run, more than max_draft_batch {config.max_draft_batch}")
-        weighed = by_cost and self._weighs_cost
+        weighed = by_cost and self._weighs_cost and not (guard is not None and guard.weighs_cost)
         return Terms(off, self._longest(drafter, batch), self._ends_drafts(drafter), weighed)
 
     def _forced(self, sequence: Sequence, running: int, useful: int) -> int:

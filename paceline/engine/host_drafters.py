@@ -61,7 +61,7 @@ class HostDrafters:
         behind what is in flight. A predicted text goes on behind an edit."""
         governor, guard = self._governor, self.guards[name]
         row_prices = governor.row_prices(len(works)) if guard.ends_drafts else ()
-        prices = governor.price(name), governor.row_price, row_prices, governor.plain_speed
+        prices = governor.price(name), governor.row_price, row_prices, governor.plain_speed, governor.plain_share
         spare = SPARE_OFFERED if guard.needs_prediction and not self._waits else 0
         states = [work.sequence.in_flight for work in works]
         lengths = [state.most + work.max_draft + spare for state, work in zip(states, works, strict=True)]
@@ -75,6 +75,7 @@ class HostDrafters:
         row_price: float,
         row_prices: tuple[float, ...],
         plain_speed: float,
+        plain_share: float,
     ) -> Ask:
         trail = sequence.trail
         return Ask(
@@ -89,6 +90,7 @@ class HostDrafters:
             row_price=row_price,
             row_prices=row_prices,
             plain_speed=plain_speed,
+            plain_share=plain_share,
             left=sequence.max_length - len(sequence.tokens),
             predicted=() if trail is None else trail.ahead(max_draft),
             matched=0 if trail is None else trail.matched,

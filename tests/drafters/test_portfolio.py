@@ -148,7 +148,7 @@ def test_a_useless_member_is_asked_more_and_more_seldom() -> None:
         if drafter.propose([ask(plain_speed=PLAIN_SPEED, row_price=0.05)])[0]:
             said(drafter, [5])
         calls.append(bad.calls)
-    assert calls[-1] - calls[200] <= 8
+    assert calls[-1] - calls[200] <= 20  # of 400 rounds, each a quarter of a plain one: 1.2 % of the time
     assert calls[-1] > calls[-200]  # but it is
 
 

@@ -56,6 +56,7 @@ class _Text:
 class PortfolioDrafter(FeatureDrafter):
     name = NAME
     ends_drafts = True
+    weighs_cost = True
 
     def __init__(self, guards: Sequence[Guard], *, clock: Callable[[], float] = time.perf_counter) -> None:
         """`guards`: of the members, the cheapest first. `clock`: seconds, by which the members' drafts are measured."""
@@ -82,7 +83,8 @@ class PortfolioDrafter(FeatureDrafter):
             text.start, text.drafted = len(ask.tokens), []
         for place, member in enumerate(self.members):
             chosen = [i for i, ask in enumerate(asks) if self._asks(place, ask, unions[i])]
-            made = member.draft([asks[i] for i in chosen]) if chosen else ()
+            own = [self._texts[asks[i].key].with_members[place] for i in chosen]
+            made = member.draft([asks[i] for i in chosen], own) if chosen else ()
             for i, draft in zip(chosen, made, strict=True):
                 if draft.tokens or draft.passes:
                     drafts[i] = self._joined(place, asks[i], unions[i], draft)
@@ -110,9 +112,12 @@ class PortfolioDrafter(FeatureDrafter):
             trust = member.trust_in(draft, own)
             confidence = trusted(draft, trust)
             text.drafted.append(_Drafted(place, draft, confidence, trust))
+            if union.tokens and not ask.sampler.greedy:
+                union.clear()
             union.add(draft, confidence, member.name)
             rows = len(confidence)
-            gain = sum(confidence) - sum(prices[:rows]) - max(rows - len(prices), 0) * prices[-1]
+            # Whether a member pays is a question of plain speed: of the time that its draft takes, rows included.
+            gain = sum(confidence) - ask.plain_share * (sum(prices[:rows]) + max(rows - len(prices), 0) * prices[-1])
         member.learn_gain(gain, own)
         nodes = union.choose(prices, limit=ask.max_draft, floor=ask.p_min or 0.0)
         if draft.probs is not None:

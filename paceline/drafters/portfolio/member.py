@@ -20,6 +20,8 @@ PRIOR_DRAFTS = 8.0  # drafts that the gain in all sequences weighs as much as, f
 PRIOR_GUESSES = 10.0  # right guesses that the trust in a member begins with
 TEXT_DECAY, ALL_DECAY = 0.95, 0.98  # weight of the past at each draft, for one sequence and for all
 MAX_REST = 64  # rounds, at most, after which a member that does not pay is asked again
+TRIAL_DRAFTS = 3  # drafts in a row after a rest, beside which the past counts half: the text may have changed
+PASSING_TOKENS = 8  # new tokens up to which the time of a draft is typical: a member reads what it has missed first
 TIME_SHARE, OUTLIER = 0.1, 2.0  # part by which a draft's time moves the average, and factor by which it counts at most
 
 
@@ -35,6 +37,10 @@ class Gains:
         self.gained = self.decay * self.gained + gain
         self.drafts = self.decay * self.drafts + 1.0
 
+    def fade(self) -> None:
+        """Let all that is known count half."""
+        self.gained, self.drafts = self.gained / 2, self.drafts / 2
+
 
 @dataclass(slots=True)
 class Experience:
@@ -43,6 +49,7 @@ class Experience:
     gains: Gains = field(default_factory=Gains)
     trust: Trust = field(default_factory=Trust)
     lost: bool = False  # the member cannot draft for this sequence any more
+    asked: int = -PASSING_TOKENS  # committed tokens when it was last asked
 
 
 class Member:
@@ -56,30 +63,40 @@ class Member:
         self._trust = Trust(right=PRIOR_GUESSES, expected=PRIOR_GUESSES)
         self._rested = 0  # rounds since it was last asked although it does not pay
         self._rest = 1  # rounds of its next rest
+        self._trial = 0  # drafts of a trial that are left
 
     def is_worth(self, ask: Ask, gain: float, own: Experience) -> bool:
         """Return whether to ask for a draft where the members before have drafted with this `gain`.
 
-        A member whose drafts gain less than they cost rests, twice as long each time."""
+        A member whose drafts gain less than they cost rests, twice as long each time, and is then tried again."""
         cost = self.seconds * ask.plain_speed
         if cost < CHEAP_COST or self._drafts < FIRST_DRAFTS:
             return True
         prior = PRIOR_DRAFTS * self._gains.gained / self._gains.drafts
         if (own.gains.gained + prior) / (own.gains.drafts + PRIOR_DRAFTS) > cost:
-            self._rest = 1
+            self._rest, self._trial = 1, 0
+            return gain < ENOUGH_GAIN
+        if self._trial:
+            self._trial -= gain < ENOUGH_GAIN
             return gain < ENOUGH_GAIN
         self._rested += 1
         if self._rested <= self._rest:
             return False
-        self._rested, self._rest = 0, min(2 * self._rest, MAX_REST)
-        return True
+        self._rested, self._rest, self._trial = 0, min(2 * self._rest, MAX_REST), TRIAL_DRAFTS
+        self._gains.fade()
+        own.gains.fade()
+        return False
 
-    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
-        """Ask for drafts, and measure how long one takes."""
+    def draft(self, asks: Sequence[Ask], experience: Sequence[Experience]) -> list[Draft]:
+        """Ask for drafts, and measure how long one takes. `experience`: of each ask's sequence."""
         began = self._clock()
         drafts = self.guard.propose([ask.within(self.guard.max_draft) for ask in asks])
         seconds = (self._clock() - began) / len(asks)
-        if any(draft.tokens for draft in drafts) or seconds > self.seconds:  # to find nothing may be quick
+        typical = True
+        for ask, own in zip(asks, experience, strict=True):
+            typical = typical and len(ask.tokens) - own.asked <= PASSING_TOKENS
+            own.asked = len(ask.tokens)
+        if typical and (seconds > self.seconds or any(draft.tokens for draft in drafts)):  # an empty draft may be quick
             self._learn_time(seconds)
         self._drafts += 1
         return drafts

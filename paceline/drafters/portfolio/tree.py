@@ -36,6 +36,10 @@ class Union:
         self.passes = 0  # that the members' models took
         self.gain = 0.0  # tokens that the nodes that pay are expected to add, less the prices of their rows
 
+    def clear(self) -> None:
+        """Forget all nodes."""
+        self.tokens, self.parents, self.confidence, self.by = [], [], [], []
+
     def add(self, draft: Draft, confidence: Sequence[float], by: str) -> None:
         """Add the nodes of a member's draft, in each of which it has this confidence."""
         if self.tokens:

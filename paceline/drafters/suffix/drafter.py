@@ -48,6 +48,7 @@ class SuffixDrafter(Drafter):
     name = NAME
     max_draft = 64
     ends_drafts = True
+    weighs_cost = True
 
     def __init__(
         self,
