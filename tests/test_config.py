@@ -61,6 +61,7 @@ def test_a_gpu_has_room_for_more() -> None:
     cpu, gpu = EngineConfig.of(), EngineConfig.of(device="cuda", max_draft_batch=3)
     assert gpu.max_step_tokens > cpu.max_step_tokens
     assert gpu.max_draft_batch == 3
+    assert (cpu.measure_speedup, gpu.measure_speedup) == (True, False)
 
 
 def test_a_misspelt_option() -> None:

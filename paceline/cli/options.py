@@ -229,9 +229,13 @@ def _add_fields(
 def _described(field: Field[Any], text: str, *, on_gpu: Any = None) -> str:
     if field.default is MISSING or field.default in (None, ()):
         return text
-    default = {True: "on", False: "off"}.get(field.default) if isinstance(field.default, bool) else field.default
     advised = "as advised, else " if field.name in GENERATION else ""
-    return f"{text} (default: {advised}{default}{'' if on_gpu is None else f', on a GPU {on_gpu}'})"
+    beside = "" if on_gpu is None else f", on a GPU {_spoken(on_gpu)}"
+    return f"{text} (default: {advised}{_spoken(field.default)}{beside})"
+
+
+def _spoken(default: Any) -> Any:
+    return ("on" if default else "off") if isinstance(default, bool) else default
 
 
 def rule(text: str) -> Rule:

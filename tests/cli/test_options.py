@@ -156,5 +156,7 @@ def test_help_gives_the_defaults_of_both(capsys: pytest.CaptureFixture[str]) -> 
         parse("--help")
     text = " ".join(capsys.readouterr().out.split())
     for name, value in GPU.items():
-        assert f"(default: {getattr(EngineConfig(), name)}, on a GPU {value})" in text
+        usual = getattr(EngineConfig(), name)
+        said = ("on", "off") if name == "measure_speedup" else (usual, value)
+        assert f"(default: {said[0]}, on a GPU {said[1]})" in text
     assert f"at most {DEFAULT_KV_MEMORY >> 30}G" in ENGINE_HELP["kv_memory"]
