@@ -51,7 +51,7 @@ class Group:
         return str(self.rule) if self.threshold is None else f"{self.rule} {self.threshold}"
 
     def speculation(self, kind: WorkKind) -> Speculation:
-        """What is asked of speculation for a prompt of this kind."""
+        """Make the parameters of speculation for a prompt of this kind."""
         if self.drafter is None:
             return OFF
         threshold = kind if self.threshold is WorkKind.AUTO else self.threshold

@@ -1,4 +1,4 @@
-"""What a lossy rule changes in answers: how many, from which token on, and how likely the target finds the new text.
+"""Changes that a lossy rule makes: how many answers, from which token on, and how likely the target finds the new text.
 
 Replays of an audit with lossy rules ask for log-probabilities. They are the target's, before any sampling parameter, so
 that answers of all temperatures can be compared.
@@ -15,7 +15,7 @@ from paceline.audit.replay import Replay
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a rule changed in the answers of one case. Log-probabilities are means over all tokens, in nats."""
+    """Changes that a rule made to the answers of one case. Log-probabilities are means over all tokens, in nats."""
 
     answers: int
     changed: int

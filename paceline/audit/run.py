@@ -68,7 +68,7 @@ class Case:
 
     @property
     def loss(self) -> Loss | None:
-        """What a lossy rule changed; None for others."""
+        """Changes that a lossy rule made; None for other rules."""
         if self.group.rule.lossless:
             return None
         return loss([j.plain for j in self.judged], [j.answer for j in self.judged])

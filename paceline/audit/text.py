@@ -40,7 +40,7 @@ def degenerate_line(found: Record) -> str:
 
 
 def loss_line(case: Record) -> str:
-    """What a lossy rule changed in one case."""
+    """Tell what a lossy rule changed in one case."""
     lost = case["loss"]
     said = f"{case['drafter']}, {how(case)}, {case['at_once']} at once, {case['sampling']}: "
     said += f"{lost['changed']} of {lost['answers']} answers changed"
