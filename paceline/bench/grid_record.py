@@ -128,7 +128,7 @@ def _name(cell: Record) -> str:
 
 
 def verdicts(found: Record) -> list[str]:
-    """What the grid shows, in sentences."""
+    """Say in sentences what the grid shows."""
     cells = found["cells"]
     if not cells:
         return ["Nothing was measured."]

@@ -126,7 +126,7 @@ def _asked(llm: LLM, kind: Kind, args: Namespace, encode: Encode) -> Asked:
 
 
 def _setup(args: Namespace, llm: LLM) -> Record:
-    """What must be the same for a file to go on."""
+    """Collect what must be the same for a file to go on."""
     import torch
 
     from paceline.bench.machine import describe

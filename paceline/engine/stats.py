@@ -95,7 +95,7 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured of steps with one drafter and about as many sequences."""
+    """Measurements of steps with one drafter and about as many sequences."""
 
     drafter: str
     batch: str  # sequences: 1, 2, 3-4, 5-8 …

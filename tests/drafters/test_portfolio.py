@@ -152,6 +152,40 @@ def test_a_useless_member_is_asked_more_and_more_seldom() -> None:
     assert calls[-1] > calls[-200]  # but it is
 
 
+def test_a_draft_after_a_gap_says_nothing_of_the_usual_time() -> None:
+    """A head that rested has hidden states to read: if that counted as its usual time, it would rest again."""
+    clock = Clock()
+    head = Known("head", Draft((8,), passes=1, confidence=(0.9,)), clock=clock)
+    drafter = portfolio(head, clock=clock)
+    for length in range(20):
+        drafter.propose([ask([1] * (3 + length), plain_speed=PLAIN_SPEED)])
+    (member,) = drafter.members
+    usual = member.seconds
+    head._clock = None  # the next draft takes no time
+    drafter.propose([ask([1] * 200, plain_speed=PLAIN_SPEED)])
+    assert member.seconds == usual == pytest.approx(SECONDS)
+    drafter.propose([ask([1] * 201, plain_speed=PLAIN_SPEED)])
+    assert member.seconds < usual, "one token later its time counts"
+
+
+def test_whether_a_member_pays_is_a_question_of_plain_speed() -> None:
+    """Rows are priced at the speed with drafts; where that is twice the plain one, a row costs half as much."""
+    gains = []
+    for share in (1.0, 0.5):
+        drafter = portfolio(Known("head", Draft((8, 9), passes=2, confidence=(0.8, 0.6))))
+        drafter.propose([ask(row_price=0.4, plain_share=share)])
+        gains.append(drafter._texts[0].with_members[0].gains.gained)
+    assert gains == [pytest.approx(1.4 - 0.8), pytest.approx(1.4 - 0.4)]
+
+
+def test_a_sampled_request_gets_the_draft_of_the_last_that_was_asked() -> None:
+    lookup, head = Draft((5,), passes=0, confidence=(0.3,)), Draft((8,), passes=1, confidence=(0.4,))
+    drafter = portfolio(Known("lookup", lookup), Known("head", head))
+    sampled = Sampler(SamplingParams(temperature=1), seed=0, vocab_size=VOCAB, eos_ids=())
+    assert {*drafter.propose([ask(row_price=0.05)])[0].tokens} == {5, 8}
+    assert drafter.propose([replace(ask(row_price=0.05), sampler=sampled)])[0].tokens == (8,)
+
+
 def test_without_measured_speed_all_are_asked() -> None:
     clock = Clock()
     head = Known("head", Draft((8,), passes=1, confidence=(0.8,)), clock=clock)

@@ -104,8 +104,10 @@ def test_after_a_pause_one_draft_is_free() -> None:
     assert pace.affordable(entry=0.9, price=0.9) == 0
 
 
-def test_an_engine_whose_rows_are_dear_stops_drafting_and_says_why() -> None:
-    """A clock that charges each pass by its rows: a draft never pays, and the text is the same."""
+@pytest.mark.parametrize("weighs", [False, True])
+def test_an_engine_whose_rows_are_dear_stops_drafting_and_says_why(weighs: bool) -> None:
+    """A clock that charges each pass by its rows: a draft never pays, and the text is the same. A drafter that weighs
+    its cost itself is never paused for it."""
     tokens = 120
     request = Request(id="a", prompt=prompt(5, seed=1), sampling=SamplingParams(temperature=0, max_tokens=tokens))
     plain = run(build(), [Request(id="a", prompt=request.prompt, sampling=request.sampling, speculation=OFF)])
@@ -120,11 +122,15 @@ def test_an_engine_whose_rows_are_dear_stops_drafting_and_says_why() -> None:
 
     forward.__class__ = Charged
     drafters = {"model": model_drafter(Model(seed=5))}
-    rig = build("toy", drafters, forward=forward, clock=lambda: now[0], measure_cost=True, max_context=200)
+    options = {"measure_cost": True, "max_context": 200, "min_acceptance": 0.0}
+    rig = build("toy", drafters, forward=forward, clock=lambda: now[0], **options)
+    rig.engine.drafters["model"].weighs_cost = weighs
     told = run(rig, [request])
     stats = told["a", 0].stats
     assert told["a", 0].tokens == plain["a", 0].tokens
-    assert stats.pauses >= 1
+    assert (stats.pauses >= 1) is not weighs
+    if weighs:
+        return
     assert stats.off_reason is not None
     assert "it would pay" in stats.off_reason
     assert stats.drafted < tokens / 2

@@ -1,4 +1,4 @@
-"""What a drafter inside rounds is and may do: questions about a `DeviceDrafter`, answered from its optional attributes.
+"""Traits of drafters inside rounds: questions about a `DeviceDrafter`, answered from its optional attributes.
 
 Rounds and the engine ask here alone, so that what a missing attribute means is said once.
 """

@@ -42,7 +42,7 @@ class MeasuredSpeedup(BaseModel):
 
 
 class GroupSpeedup(BaseModel):
-    """What was measured of steps with one drafter and about as many sequences."""
+    """Measurements of steps with one drafter and about as many sequences."""
 
     drafter: str
     batch: str = Field(description="sequences: 1, 2, 3-4, 5-8, …")
