@@ -112,14 +112,15 @@ class Governor:
         wishes = []
         for sequence in sequences:
             drafter = sequence.drafter
+            if (drafter is None or drafter in resting) and sequence.sampler.grammar is None:
+                wishes.append(0)
+                if drafter is not None:
+                    sequence.off = PLAIN_FASTER
+                continue
             if drafter is not None and drafter not in terms:
                 by_cost = drafter not in seconds
                 terms[drafter] = self._terms(drafter, running, batch=len(sequences), by_cost=by_cost)
-            if sequence.sampler.grammar is not None or (drafter is not None and drafter not in resting):
-                wishes.append(self._wish(sequence, running, terms.get(drafter or "")))
-            else:
-                wishes.append(0)
-                sequence.off = sequence.off if drafter is None else PLAIN_FASTER
+            wishes.append(self._wish(sequence, running, terms.get(drafter or "")))
         for drafter, known in seconds.items():
             wishes = self._within_a_round(sequences, wishes, drafter, known)
         if self._rounds is not None and self._rounds.timed and self._weighs_cost:
@@ -276,6 +277,8 @@ class Governor:
         batch = len(sequences)
         resting = self._resting(drafters, batch=batch)
         awake = [name for name in drafters if name not in resting] if self._weighs_cost else []
+        if not awake:
+            return resting, {}
         masked = any(each.caution.rounds for each in sequences if each.caution is not None)
         seconds = self._round_seconds(awake, batch=batch, masked=masked)
         return resting | self._on_trial([name for name in awake if name not in seconds], batch=batch), seconds
@@ -312,6 +315,8 @@ class Governor:
         sequences of which the model has missed nothing; if there are none, to those of which it has missed least."""
         assert self._rounds is not None
         trying = [name for name in self._rounds.readers if name not in known]
+        if not trying:
+            return wishes
         places = [i for i, (s, wish) in enumerate(zip(sequences, wishes, strict=True)) if wish and s.drafter in trying]
         missed = {i: _missed(sequences[i]) for i in places}
         room = (

@@ -155,7 +155,12 @@ class Products:
     def _candidates(self, x: Tensor, out: Tensor, activation: int) -> list[Way]:
         fits = out.dtype == x.dtype == torch.bfloat16  # shared memory has room for blocks of 16 bits
         whole = fits and (x.shape[1] | out.shape[1]) % UNITS == 0
-        own = [partial(self.by_blocks, block=block) for block in BLOCKS if whole and block.rows < 2 * len(x)]
+        blocks = [block for block in BLOCKS if whole and block.rows < 2 * len(x)]
+        if len(x) >= MANY_ROWS:
+            # Smaller blocks take as long by themselves, and up to 10 % longer in a pass: they load more, and the device
+            # is at its power limit.
+            blocks = blocks[-1:]
+        own = [partial(self.by_blocks, block=block) for block in blocks]
         first = own[1:2] if activation and len(x) <= GATED_ROWS else []
         return [*first, self.by_library, self.by_whole_library, *own]
 
