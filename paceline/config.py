@@ -16,7 +16,6 @@ GPU = {
     "max_step_tokens": 8192,
     "max_prompt_seconds": 0.05,
     "max_draft_tokens": 512,
-    "max_draft_batch": 256,
     "measure_speedup": False,
 }
 
@@ -36,7 +35,7 @@ class EngineConfig:
     measure_cost: bool = True  # draft no token that costs more time than it saves
     max_draft: int = 16  # tokens of a sequence's longest draft; a drafter may have a lower limit of its own
     max_draft_tokens: int = 128  # drafted tokens of a step, over all sequences
-    max_draft_batch: int = 2  # running sequences above which nothing is drafted: they keep a CPU of two cores busy
+    max_draft_batch: int | None = None  # running sequences above which nothing is drafted; None: no limit
     max_draft_context: int = 1 << 20  # tokens of a sequence above which it drafts no more
     min_acceptance: float = 0.1  # share of accepted tokens below which a sequence pauses drafting
     acceptance_window: int = 48  # drafted tokens over which the accepted share is taken
@@ -57,9 +56,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("max_sequences", "max_step_tokens", "max_draft", "acceptance_window", "pause_tokens"):
             check_integer(name, getattr(self, name), 1, MAX_INTEGER)
-        for name in ("max_draft_tokens", "max_draft_batch", "max_draft_context"):
+        for name in ("max_draft_tokens", "max_draft_context"):
             check_integer(name, getattr(self, name), 0, MAX_INTEGER)
-        for name, least in (("max_context", 2), ("kv_memory", 1)):
+        for name, least in (("max_context", 2), ("kv_memory", 1), ("max_draft_batch", 0)):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), least, MAX_INTEGER)
         check_number("min_acceptance", self.min_acceptance, 0, 1)

@@ -9,6 +9,7 @@ Use an LLM from one thread at a time. Its streams share the engine's steps: read
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -38,6 +39,7 @@ from paceline.work_kinds import WorkKind, detect_kind
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 T = TypeVar("T")
+MEASURING_SECONDS = 0.5  # time after loading in which passes are measured: what drafts may cost follows from it
 KIND_TOKENS = 2048  # tokens at the beginning and at the end of a prompt that its kind of work is detected from
 
 
@@ -122,6 +124,10 @@ class LLM:
             recording=recording,
         )
         self.engine = self.parts.engine
+        if device == "cpu":
+            until = time.perf_counter() + MEASURING_SECONDS
+            while time.perf_counter() < until and self.engine.improve():
+                pass
         self.tokenizer = self.parts.tokenizer
         self._ids = map(str, itertools.count())
         self._inboxes: dict[str, list[TokenEvent]] = {}

@@ -236,7 +236,6 @@ def config_of(setup: Setup, *, drafting: bool) -> EngineConfig:
         "prefix_cache": False,
         "max_draft": setup.draft,
         "max_draft_tokens": most * setup.draft,
-        "max_draft_batch": most,
         "measure_speedup": False,  # the modes of the bench are compared instead
     }
     if drafting:

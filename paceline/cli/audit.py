@@ -166,7 +166,8 @@ def _repeatable(args: Namespace) -> Namespace:
 
     usual, most = EngineConfig(), max(*args.at_once, AT_ONCE)
     defaults: dict[str, Any] = {"measure_cost": False, "measure_speedup": False, "min_acceptance": 0.0}
-    defaults |= {name: most for name in ("max_sequences", "max_draft_batch") if most > getattr(usual, name)}
+    if most > usual.max_sequences:
+        defaults["max_sequences"] = most
     for name, value in defaults.items():
         if getattr(args, name) is None:
             setattr(args, name, value)

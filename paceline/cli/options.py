@@ -42,7 +42,7 @@ ENGINE_HELP = {
     "measure_speedup": "draw about 1 %% of steps to run plain, which measures what speculation brings",
     "max_draft": "longest draft of a sequence",
     "max_draft_tokens": "drafted tokens a step, over all sequences",
-    "max_draft_batch": "no speculation with more sequences running",
+    "max_draft_batch": "no speculation with more sequences running (default: where measurements say that it pays)",
     "max_draft_context": "no speculation beyond this many tokens of a sequence",
     "min_acceptance": "share of drafted tokens accepted, below which a sequence pauses drafting",
     "acceptance_window": "drafted tokens of a sequence before its acceptance is judged",

@@ -105,6 +105,16 @@ class CostModel:
         if depth:
             self._breadth[drafter] = DECAY * self._breadth.get(drafter, 1.0) + (1 - DECAY) * tokens / depth
 
+    def observe_rows(self, rows: int, seconds: float) -> None:
+        """Learn from a pass that was made to be timed: what rows cost, relative to each other."""
+        self._small_passes.time(rows, seconds)
+
+    def doubling(self, sequences: int) -> float | None:
+        """Share of a plain pass by which it takes longer if each of `sequences` has a second row; None: unknown."""
+        if not self._small_passes.knows:
+            return None
+        return self._small_passes.seconds(2 * sequences) / self._small_passes.seconds(sequences) - 1
+
     def price(self, drafter: str) -> float:
         """Lowest probability of being right at which one more drafted token pays, if it adds a level to the draft."""
         drafting, row = self._drafting.get(drafter), self.row_price

@@ -27,6 +27,7 @@ from paceline.engine.draft_rules import judge_drafts
 from paceline.engine.governor import Governor
 from paceline.engine.host import HostStepper
 from paceline.engine.host_drafters import HostDrafters
+from paceline.engine.pass_meter import PassMeter
 from paceline.engine.probe import Probes
 from paceline.engine.reading import ReadingPace
 from paceline.engine.scheduler import Scheduler, StepPlan
@@ -98,6 +99,7 @@ class Engine:
         )
         self._accounting = Accounting(self.stats, governor, clock)
         self.probes = Probes(forward, lanes, cache, self._admission, max_step_tokens=config.max_step_tokens)
+        self._meter = PassMeter(self.probes, governor.cost, clock) if governor.weighs_rows else None
         self._events: list[TokenEvent] = []  # not yet handed out
         self._open: dict[str, int] = {}  # request id → sequences that have not ended
 
@@ -174,7 +176,9 @@ class Engine:
     def improve(self) -> bool:
         """Use a moment without work to make later steps faster, for a fraction of a second. False: nothing is left to
         do."""
-        return self.dead is None and not self.has_work and self._stepper.improve()
+        if self.dead is not None or self.has_work:
+            return False
+        return self._stepper.improve() or (self._meter is not None and self._meter.improve())
 
     def step(self) -> list[TokenEvent]:
         try:

@@ -4,6 +4,7 @@ Three things limit a draft: the user's settings, the sequence's own pace, and th
 machine (`engine.cost`) compared with its probability of being right. If a device has measured its rounds, these times
 replace the cost model: the draft length is the one with which the batch makes the most tokens per second, and may be 0.
 A round takes as long as the device or the host needs for it, whichever is longer: they work beside each other.
+Without a device, what rows of a pass cost says with how many sequences drafts are tried at all.
 The scheduler asks for `draft_lengths`; the engine reports acceptance to `learn` and times to `cost`.
 Above all this stands what was measured (`engine.truth`): drafting is off where it made steps slower.
 """
@@ -39,6 +40,9 @@ PRIOR_PRICE, PRIOR_ROW_PRICE = 0.12, 0.06
 WORTHWHILE = 1.02
 TRIAL_TOKENS = 16  # tokens of each sequence that a model may have missed before a trial; a batch shares them
 LOOK_SEQUENCES, MAX_KEPT = 12, 4  # sequences per round, and rounds at most, for which a best draft length is kept
+# Share of a plain pass that a second row for each sequence may cost where drafts are tried at once. About 0.6 of the
+# first tokens of drafts are right, and a head takes a quarter of a pass for them.
+MAX_DOUBLING = 0.35
 PLAIN_FASTER = Off(OffKind.PLAIN_FASTER, "paused: plain rounds make more tokens a second")
 
 
@@ -85,15 +89,17 @@ class Governor:
         # drafter, sequences → levels of drafts of 0, 1, … tokens
         self._known_levels: dict[tuple[str, int], list[int]] = {}
         self._enders: dict[str, bool] = {}  # drafter → whether it ends drafts itself
+        self.crowded = False  # too many sequences run in the latest step for any to draft
+        self._over = False  # and they are more than the user lets draft
         measures = config.measure_speedup and bool(drafters or (rounds is not None and rounds.drafters))
-        self.truth = Truth(guards=self._weighs_cost) if measures else None
+        self.truth = Truth(guards=self._weighs_cost, prior=self._prior) if measures else None
 
     @contextmanager
     def fixed(self) -> Iterator[None]:
         """Draft as with `fixed_draft` until the end of the block, for a measurement beside governed drafts. What the
         governor knows of acceptance and of rests stays as it is; passes still teach it what rows cost."""
         kept = self._config, self._rests, self._trials, self.truth
-        self._config = replace(self._config, fixed_draft=True, max_draft_batch=self._config.max_sequences)
+        self._config = replace(self._config, fixed_draft=True, max_draft_batch=None)
         self._rests, self._trials, self.truth = Rests(), Trials(), None
         try:
             yield
@@ -104,7 +110,18 @@ class Governor:
         """Return the longest draft worth asking for, for each sequence, with at most `rows` tokens in all. If it is 0,
         the sequence's `off` says why, unless the step was drawn to run plain. `alone`: no prompt is read in the
         step."""
-        if self.truth is not None and self.truth.draws(sequences, alone=alone):
+        drawn = self.truth is not None and self.truth.draws(sequences, alone=alone)
+        guarded = None
+        if self.truth is not None:
+            guarded = self.truth.guarded
+        elif len(sequences) > 1:
+            guarded = self._prior(len(sequences))
+        most = self._config.max_draft_batch
+        self._over = most is not None and running > most
+        if self._over:
+            guarded = Off(OffKind.BATCH, f"{running} sequences run, more than max_draft_batch {most}")
+        self.crowded = guarded is not None
+        if drawn:
             return [0] * len(sequences)
         # Loops instead of comprehensions, and one test instead of a call: on a CPU caches are cold after a pass.
         resting, seconds = NOTHING_KNOWN if self._rounds is None else self._known_rounds(sequences)
@@ -119,8 +136,8 @@ class Governor:
                 continue
             if drafter is not None and drafter not in terms:
                 by_cost = drafter not in seconds
-                terms[drafter] = self._terms(drafter, running, batch=len(sequences), by_cost=by_cost)
-            wishes.append(self._wish(sequence, running, terms.get(drafter or "")))
+                terms[drafter] = self._terms(drafter, guarded, batch=len(sequences), by_cost=by_cost)
+            wishes.append(self._wish(sequence, terms.get(drafter or "")))
         for drafter, known in seconds.items():
             wishes = self._within_a_round(sequences, wishes, drafter, known)
         if self._rounds is not None and self._rounds.timed and self._weighs_cost:
@@ -173,6 +190,23 @@ class Governor:
         return round(self.cost.row_price if self.cost.knows_rows else PRIOR_ROW_PRICE, 2)
 
     @property
+    def weighs_rows(self) -> bool:
+        """True if whether to draft depends on what rows of a pass cost; a device has times of whole rounds instead."""
+        return self._rounds is None and self._weighs_cost and bool(self._drafters)
+
+    def _prior(self, sequences: int) -> Off | None:
+        """Return why drafts for so many sequences are not expected to pay, before any were measured; None: they are."""
+        if sequences < 2 or not self.weighs_rows:
+            return None  # for a single sequence each draft is weighed by itself
+        doubling = self.cost.doubling(sequences)
+        if doubling is None:
+            return Off(OffKind.WOULD_NOT_PAY, "what a second row for each sequence costs is not measured yet")
+        if doubling <= MAX_DOUBLING:
+            return None
+        detail = f"a second row for each of {sequences} sequences takes {doubling:.0%} of a plain step"
+        return Off(OffKind.WOULD_NOT_PAY, detail)
+
+    @property
     def _weighs_cost(self) -> bool:
         return self._config.measure_cost and not self._config.fixed_draft
 
@@ -184,14 +218,14 @@ class Governor:
             if self._rounds is not None:
                 self._judged.add(drafter)
 
-    def _wish(self, sequence: Sequence, running: int, terms: Terms | None) -> int:
+    def _wish(self, sequence: Sequence, terms: Terms | None) -> int:
         """Return the longest draft that a sequence can use and that pays; `terms`: of its drafter, if it has one."""
         length, state, grammar = len(sequence.tokens), sequence.in_flight, sequence.sampler.grammar
         # A round adds one token more than it accepts, so the last token of a sequence is never drafted. Steps in flight
         # count twice: the draft must still be needed if they add the fewest tokens, and must fit into the lane (context
         # and one draft) if they add the most.
         useful = min(sequence.max_length - state.least - 1, self._lane_length - state.most) - length
-        if grammar is not None and grammar.forced and (forced := self._forced(sequence, running, useful)) > 0:
+        if grammar is not None and grammar.forced and (forced := self._forced(sequence, useful)) > 0:
             return forced
         if terms is None or useful <= 0:
             return 0
@@ -209,23 +243,18 @@ class Governor:
         affordable = self._affordable(sequence, pace) if terms.weighed else None
         return limit if affordable is None or (affordable and terms.ends_drafts) else min(limit, affordable)
 
-    def _terms(self, drafter: str, running: int, *, batch: int, by_cost: bool) -> Terms:
-        guard, config = self._drafters.get(drafter), self._config
-        off = None
+    def _terms(self, drafter: str, guarded: Off | None, *, batch: int, by_cost: bool) -> Terms:
+        guard, off = self._drafters.get(drafter), guarded
         if guard is not None and guard.out is not None:
             off = Off(OffKind.DRAFTER_OUT, guard.out)
-        elif self.truth is not None and self.truth.guarded is not None:
-            off = self.truth.guarded
-        elif running > config.max_draft_batch:
-            off = Off(OffKind.BATCH, f"{running} sequences run, more than max_draft_batch {config.max_draft_batch}")
         weighed = by_cost and self._weighs_cost and not (guard is not None and guard.weighs_cost)
         return Terms(off, self._longest(drafter, batch), self._ends_drafts(drafter), weighed)
 
-    def _forced(self, sequence: Sequence, running: int, useful: int) -> int:
+    def _forced(self, sequence: Sequence, useful: int) -> int:
         """Count the next tokens, behind all that may be in flight, that the grammar forces: they need no drafter, and
         always pay. At most 0: none."""
         grammar, speculation = sequence.sampler.grammar, sequence.request.speculation
-        if grammar is None or grammar.slow or not speculation.enabled or running > self._config.max_draft_batch:
+        if grammar is None or grammar.slow or not speculation.enabled or self._over:
             return 0
         limit, ahead = min(useful, self._config.max_draft, speculation.max_draft or useful), sequence.in_flight.most
         return min(len(grammar.forced) - ahead, limit)

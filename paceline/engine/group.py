@@ -2,8 +2,9 @@
 
 The share of drawn steps follows from what they cost: a plain step makes 1 / ratio of the tokens of a speculative one,
 so share · (1 − 1 / ratio) of the tokens per second are lost. The guard turns drafting off where the ratio lies below 1,
-and tries again after rests that double. Until the ratio is known, runs come close to each other: at the beginning, and
-in a trial after a rest.
+and tries again after rests that double. Where drafts are not expected to pay, the first rest comes before anything was
+measured. Until the ratio is known, runs come close to each other, in a trial after a rest closer than at the beginning.
+More than two sequences begin with a trial: it depends on the machine whether drafts pay.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ FIRST_GAP, TRIAL_GAP = 128, 32  # steps between two runs until the ratio is know
 OUTLIER = 4.0  # factor: the time of a step counts at most as this many times the mean of its side
 FIRST_REST, MAX_REST = 2048, 1 << 17  # steps of the guard's first rest, and of its longest
 SLOW, SLOW_BLOCKS = 0.98, 32  # ratio below which the guard turns drafting off after so many blocks, at any interval
+SURE_BATCH = 2  # sequences up to which a group does not begin with a trial
+HOPELESS, HOPELESS_BLOCKS = 0.93, 4  # ratio below which a trial ends after so many blocks already
 FADE_STEPS = 8192  # steps after which a group's weight beside the others has fallen to 1/e
 
 
@@ -64,20 +67,31 @@ class Side:
 
 
 class Group:
-    def __init__(self, drafter: str, batch: str, *, guards: bool, generator: random.Random) -> None:
+    def __init__(self, drafter: str, bits: int, *, guards: bool, generator: random.Random) -> None:
+        """`bits`: of the batch size less 1."""
+        self.most = 1 << bits  # sequences of its largest step
         self.speculative, self.plain = Side(self), Side(self)
         self.off: Off | None = None  # why nothing is drafted; None: the guard is not on
+        self.waits = False  # nothing was measured yet, because drafts are not expected to pay
         self._drafter = drafter
-        self._batch = batch
+        self._batch = batch_label(bits)
         self._guards = guards
         self._generator = generator
         self._weight, self._weighed = 0.0, 0  # decayed seconds of speculative steps, and the step at which it was taken
         self._failed = 0  # trials in a row that ended in a rest
-        self._begin()
+        self.begin()
 
-    def _begin(self) -> None:
+    def wait(self, off: Off) -> None:
+        """Draft nothing for now, for this reason: the first trial comes after a rest."""
+        self.waits, self.off = True, off
+        self._rest, self._failed = FIRST_REST, 1
+        self._tell(None)
+
+    def begin(self) -> None:
         """Begin to measure, with nothing known."""
-        self.off = None
+        if self.waits and self._rest > 0:
+            self._failed = 0  # it is expected to pay by now
+        self.waits, self.off = False, None
         self._ratio: Ratio | None = None  # None: the first block, which only shows how long steps take
         self._counts = [0.0] * 3  # sequences of speculative steps, drafted and accepted tokens, decayed
         self._slow = 0  # blocks in a row with a ratio below SLOW
@@ -85,7 +99,7 @@ class Group:
         self._run = 0  # steps of the run that were drawn
         self.speculative.clear()
         self.plain.clear()
-        self._first_gap = TRIAL_GAP if self._failed else FIRST_GAP
+        self._first_gap = TRIAL_GAP if self._failed or self.most > SURE_BATCH else FIRST_GAP
         self._plan_gap(self._first_gap)
         self._tell(None)
 
@@ -115,7 +129,7 @@ class Group:
         """Count a step in which the guard is on, and return why nothing is drafted. None: a trial begins."""
         self._rest -= 1
         if self._rest <= 0:
-            self._begin()
+            self.begin()
         return self.off
 
     def weight(self, step: int) -> float:
@@ -141,21 +155,32 @@ class Group:
         self._counts = [DECAY * past + now for past, now in zip(self._counts, counts, strict=True)]
         spec.end_block()
         plain.end_block()
-        if found is not None and self._guards:
-            self._judge(found, self._ratio.blocks)
+        if self._guards:
+            if found is not None:
+                self._judge(found, self._ratio.blocks)
+            elif self._is_hopeless(self._ratio):
+                self._give_up(f"{self._ratio.value:.2f} ×")
         self._tell(found)
+
+    def _is_hopeless(self, ratio: Ratio) -> bool:
+        """Return whether a trial can end before there is an interval."""
+        return self.most > SURE_BATCH and ratio.blocks > HOPELESS_BLOCKS - 0.5 and ratio.value < HOPELESS
 
     def _judge(self, found: Speedup, blocks: float) -> None:
         """Turn drafting off if the ratio is below 1: surely, for long, or at the end of a trial after a rest."""
         self._slow = self._slow + 1 if found.ratio < SLOW else 0
         fails_trial = self._failed and self.state.speedup is None and found.ratio < 1
         if found.high < 1 or self._slow >= SLOW_BLOCKS or fails_trial:
-            self._rest = min(FIRST_REST << self._failed, MAX_REST)
-            self._failed += 1
-            detail = f"paused: {found} as fast as plain decoding, measured at batch size {self._batch}"
-            self.off = Off(OffKind.MEASURED_SLOWER, detail)
+            self._give_up(str(found))
         elif blocks > 4 * MIN_BLOCKS:
             self._failed = 0
+
+    def _give_up(self, ratio: str) -> None:
+        """Turn drafting off for a rest, longer after each trial that failed."""
+        self._rest = min(FIRST_REST << self._failed, MAX_REST)
+        self._failed += 1
+        detail = f"paused: {ratio} as fast as plain decoding, measured at batch size {self._batch}"
+        self.off = Off(OffKind.MEASURED_SLOWER, detail)
 
     def _tell(self, found: Speedup | None) -> None:
         sequences, drafted, accepted = self._counts

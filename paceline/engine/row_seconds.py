@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-MAX_ROWS = 16  # rows of the largest pass in the table
+MAX_ROWS = 32  # rows of the largest pass in the table
 PACE_OUTLIER, RATIO_OUTLIER = 2.0, 1.25  # factors by which an error of the pace, or of a ratio, counts at most
 PACE_SHARE = 0.2  # part of an error, as an exponent, by which the pace is corrected
 RATIO_SHARE = 0.02  # part of an error, as an exponent, by which a ratio is corrected at least; more while it is new
@@ -40,6 +40,13 @@ class RowSeconds:
         self._ratios[rows] = expected * bounded ** max(1 / (passes + 1), RATIO_SHARE)
         if passes:
             self._pace *= min(max(error, 1 / PACE_OUTLIER), PACE_OUTLIER) ** PACE_SHARE
+
+    def time(self, rows: int, seconds: float) -> None:
+        """Learn from a pass that was made to be timed, while nothing else ran: the quickest one counts."""
+        self._pace = self._pace or seconds
+        ratio = seconds / self._pace
+        self._ratios[rows] = min(ratio, self._ratios.get(rows, ratio))
+        self.passes[rows] = self.passes.get(rows, 0) + 1
 
     def seconds(self, rows: int) -> float:
         """Return the seconds of a pass, by neighbouring numbers of rows if it was not measured."""

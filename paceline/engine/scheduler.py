@@ -108,7 +108,7 @@ class StepPlan:
     preempted: list[Sequence] = field(default_factory=list)  # sequences that lost their lane
     falls_short: bool = False  # too few pages: land everything and plan again
     depth: int = 0  # steps that stay in flight when the engine's step ends, this one included
-    crowded: bool = False  # more sequences run than max_draft_batch: none may draft
+    crowded: bool = False  # too many sequences run for any to draft
     decodes: bool = True  # every sequence computes its last token, and nothing of a prompt
     side: Side | None = None  # side of the measured speed-up on which the step counts; None: neither
 
@@ -156,7 +156,7 @@ class Scheduler:
         return next((sequence for sequence in self.waiting if not sequence.waits_for_scores), None)
 
     def plan(self) -> StepPlan:
-        plan = StepPlan(crowded=len(self.running) > self._config.max_draft_batch)
+        plan = StepPlan()
         for work in self._divide_rows():
             span = work.sequence.span  # None: a work before it has preempted the sequence
             if span is None:
@@ -164,6 +164,7 @@ class Scheduler:
             if work.start + work.count + work.max_draft <= len(span.pages) * PAGE_SIZE or self._reserve(work, plan):
                 plan.works.append(work)
                 plan.decodes = plan.decodes and work.samples and work.count == 1
+        plan.crowded = self._governor.crowded
         if self._governor.truth is not None:
             plan.side = self._governor.truth.side
         if plan.preempted:

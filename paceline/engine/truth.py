@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-from paceline.engine.group import Group, Side, batch_label
+from paceline.engine.group import Group, Side
 from paceline.engine.sequence import Sequence
 from paceline.engine.stats import Measurement
 from paceline.types import Off, Speedup
@@ -29,13 +30,15 @@ SEED = 20  # of the draws: two engines with the same steps draw the same ones
 
 
 class Truth:
-    def __init__(self, *, guards: bool) -> None:
-        """`guards`: drafting is turned off where it makes steps slower."""
+    def __init__(self, *, guards: bool, prior: Callable[[int], Off | None] = lambda sequences: None) -> None:
+        """`guards`: drafting is turned off where it makes steps slower. `prior`: why steps with so many sequences must
+        not draft before this was measured; None: they may."""
         self.guarded: Off | None = None  # why the latest step must not draft; None: it may
         self.side: Side | None = None  # side that the latest step counts on; None: nowhere
         self.drawn = 0  # steps that were drawn
         self.steps = 0  # steps with a drafter, drawn or not
         self._guards = guards
+        self._prior = prior
         self._generator = random.Random(SEED)
         self._groups: dict[tuple[str, int], Group] = {}
         self._latest: Group | None = None  # group of the latest step that had a drafter; None: it must not be drawn
@@ -47,8 +50,11 @@ class Truth:
         self.guarded = self.side = None
         group = self._group_of(sequences)
         if group is None:
+            self.guarded = self._prior(len(sequences))
             return False
         self.steps += 1
+        if group.waits and self._prior(group.most) is None:
+            group.begin()
         if group.off is not None:
             self.guarded = group.rest()
             return False
@@ -74,8 +80,9 @@ class Truth:
         key = name, (len(sequences) - 1).bit_length()
         group = self._groups.get(key)
         if group is None:
-            label = batch_label(key[1])
-            group = self._groups[key] = Group(name, label, guards=self._guards, generator=self._generator)
+            group = self._groups[key] = Group(name, key[1], guards=self._guards, generator=self._generator)
+            if (off := self._prior(group.most)) is not None:
+                group.wait(off)
         self._latest = group
         return group
 
@@ -88,8 +95,8 @@ class Truth:
             return None, f"not measured: under the rule {rule} the text depends on what is drafted"
         if self._latest is None:
             return None, "not measured: the text of another sequence in the batch depends on what is drafted"
-        found = self._latest.state.speedup
-        return found, None if found is not None else "measuring"
+        found, off = self._latest.state.speedup, self._latest.off
+        return found, None if found is not None else "measuring" if off is None else off.detail
 
     def measurement(self) -> Measurement:
         groups = tuple(group.state for group in self._groups.values())

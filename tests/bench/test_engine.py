@@ -180,7 +180,7 @@ def test_drafts_are_as_long_as_asked_for_whatever_they_cost() -> None:
     setup = replace(SETUP, batches=(1, 64), draft=5, acceptance=0.8, prompt_tokens=100, output_tokens=28)
     config = bench.config_of(setup, drafting=True)
     assert (config.fixed_draft, config.measure_cost, config.synthetic_acceptance) == (True, False, 0.8)
-    assert (config.max_draft, config.max_draft_tokens, config.max_draft_batch) == (5, 320, 64)
+    assert (config.max_draft, config.max_draft_tokens, config.max_draft_batch) == (5, 320, None)
     assert (config.max_sequences, config.max_context, config.max_step_tokens) == (64, 128, 6400)
     assert not config.prefix_cache
     assert bench.config_of(setup, drafting=False).synthetic_acceptance == 0

@@ -145,6 +145,7 @@ def test_a_useless_member_is_asked_more_and_more_seldom() -> None:
     drafter = portfolio(bad, clock=clock)
     calls = []
     for _ in range(600):
+        clock.now += 1 / PLAIN_SPEED
         if drafter.propose([ask(plain_speed=PLAIN_SPEED, row_price=0.05)])[0]:
             said(drafter, [5])
         calls.append(bad.calls)
@@ -160,12 +161,12 @@ def test_a_draft_after_a_gap_says_nothing_of_the_usual_time() -> None:
     for length in range(20):
         drafter.propose([ask([1] * (3 + length), plain_speed=PLAIN_SPEED)])
     (member,) = drafter.members
-    usual = member.seconds
+    usual = member.seconds[1]
     head._clock = None  # the next draft takes no time
     drafter.propose([ask([1] * 200, plain_speed=PLAIN_SPEED)])
-    assert member.seconds == usual == pytest.approx(SECONDS)
+    assert member.seconds[1] == usual == pytest.approx(SECONDS)
     drafter.propose([ask([1] * 201, plain_speed=PLAIN_SPEED)])
-    assert member.seconds < usual, "one token later its time counts"
+    assert member.seconds[1] < usual, "one token later its time counts"
 
 
 def test_whether_a_member_pays_is_a_question_of_plain_speed() -> None:
@@ -262,3 +263,25 @@ def test_two_sequences_may_differ_in_whom_they_ask() -> None:
     for _ in range(20):
         drafts = drafter.propose(asks)
     assert [draft.by for draft in drafts] == ["head", "lookup"]
+
+
+def test_drafts_for_several_sequences_cost_what_they_take_together() -> None:
+    """The head takes as long for four as for one: too long for one of them, and little for each of four."""
+    clock = Clock()
+    head = Known("head", Draft((8,), passes=1, confidence=(0.3,)), clock=clock)
+    drafter = portfolio(head, clock=clock)
+    for key in (1, 2, 3):
+        drafter.start(key, key, np.array(TEXT, dtype=np.int32))
+    four = [replace(ask(plain_speed=PLAIN_SPEED), key=key) for key in range(4)]
+    for _ in range(40):
+        drafter.propose(four)
+    calls = head.calls
+    for _ in range(10):
+        drafter.propose(four)
+    assert head.calls == calls + 10
+    for _ in range(60):
+        drafter.propose(four[:1])
+    calls = head.calls
+    for _ in range(10):
+        drafter.propose(four[:1])
+    assert head.calls < calls + 10

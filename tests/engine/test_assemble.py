@@ -52,7 +52,7 @@ def test_a_prediction_is_drafted_inside_rounds_only_alone() -> None:
 
 
 def test_an_engine_with_both_drafters() -> None:
-    parts = assemble("target", drafters=["ngram", "small"], threads=1, config=config(max_draft_batch=3))
+    parts = assemble("target", drafters=["ngram", "small"], threads=1, config=config(measure_cost=False))
     assert parts.bitwise
     assert [*parts.engine.drafters] == ["ngram", "model", "prediction"]
     assert parts.memory.num_pages == 4 * -(-(100 + 7 + 1) // PAGE_SIZE)

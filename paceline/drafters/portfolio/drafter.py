@@ -82,7 +82,7 @@ class PortfolioDrafter(FeatureDrafter):
             text = self._texts[ask.key]
             text.start, text.drafted = len(ask.tokens), []
         for place, member in enumerate(self.members):
-            chosen = [i for i, ask in enumerate(asks) if self._asks(place, ask, unions[i])]
+            chosen = self._choose(place, member, asks, unions)
             own = [self._texts[asks[i].key].with_members[place] for i in chosen]
             made = member.draft([asks[i] for i in chosen], own) if chosen else ()
             for i, draft in zip(chosen, made, strict=True):
@@ -92,11 +92,16 @@ class PortfolioDrafter(FeatureDrafter):
                     member.learn_gain(0.0, self._texts[asks[i].key].with_members[place])
         return drafts
 
-    def _asks(self, place: int, ask: Ask, union: Union) -> bool:
-        member, own = self.members[place], self._texts[ask.key].with_members[place]
-        if member.guard.out is not None or own.lost or union.complete:
-            return False
-        return member.is_worth(ask, union.gain, own)
+    def _choose(self, place: int, member: Member, asks: Sequence[Ask], unions: Sequence[Union]) -> list[int]:
+        """Return the places of the asks for which a member is asked."""
+        if member.guard.out is not None:
+            return []
+        able = [(i, self._texts[ask.key].with_members[place]) for i, ask in enumerate(asks) if not unions[i].complete]
+        able = [(i, own) for i, own in able if not own.lost]
+        if not able:
+            return []
+        member.begin_round(len(able), asks[0].plain_speed)
+        return [i for i, own in able if member.is_worth(unions[i].gain, own)]
 
     def _joined(self, place: int, ask: Ask, union: Union, draft: Draft) -> Draft:
         """Add a member's draft to those of the members before it, and return what to draft of all.

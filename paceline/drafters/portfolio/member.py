@@ -19,8 +19,8 @@ FIRST_DRAFTS = 8  # drafts in which a member's time is measured, whatever they c
 PRIOR_DRAFTS = 8.0  # drafts that the gain in all sequences weighs as much as, for one sequence
 PRIOR_GUESSES = 10.0  # right guesses that the trust in a member begins with
 TEXT_DECAY, ALL_DECAY = 0.95, 0.98  # weight of the past at each draft, for one sequence and for all
-MAX_REST = 64  # rounds, at most, after which a member that does not pay is asked again
-TRIAL_DRAFTS = 3  # drafts in a row after a rest, beside which the past counts half: the text may have changed
+TRIAL_DRAFTS = 3  # rounds in a row after a rest, beside which the past counts half: the text may have changed
+FIRST_REST, MAX_REST = 4.0, 100.0  # times of a trial that the rest after it lasts: the first one, and at most
 PASSING_TOKENS = 8  # new tokens up to which the time of a draft is typical: a member reads what it has missed first
 TIME_SHARE, OUTLIER = 0.1, 2.0  # part by which a draft's time moves the average, and factor by which it counts at most
 
@@ -56,58 +56,79 @@ class Member:
     def __init__(self, guard: Guard, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self.guard = guard
         self.name = guard.name
-        self.seconds = 0.0  # of one draft
+        self.seconds: dict[int, float] = {}  # number of drafts that are made at once → seconds of all
         self._clock = clock
         self._drafts = 0
         self._gains = Gains(ALL_DECAY, FIRST_GAIN * FIRST_WEIGHT, FIRST_WEIGHT)
         self._trust = Trust(right=PRIOR_GUESSES, expected=PRIOR_GUESSES)
-        self._rested = 0  # rounds since it was last asked although it does not pay
-        self._rest = 1  # rounds of its next rest
-        self._trial = 0  # drafts of a trial that are left
+        self._cost = 0.0  # tokens that the engine would make plainly in the time of a draft, in this round
+        self._rest = FIRST_REST  # times of the trial that the next rest lasts
+        self._resumes = 0.0  # time at which the rest ends
+        self._trial = 0  # rounds of a trial that are left
+        self._spent = 0.0  # seconds of the trial so far
 
-    def is_worth(self, ask: Ask, gain: float, own: Experience) -> bool:
+    def begin_round(self, asks: int, plain_speed: float) -> None:
+        """Begin a round in which up to so many sequences may be asked for; `plain_speed`: see Ask."""
+        self._cost = self._seconds_of(asks) / asks * plain_speed
+
+    def is_worth(self, gain: float, own: Experience) -> bool:
         """Return whether to ask for a draft where the members before have drafted with this `gain`.
 
-        A member whose drafts gain less than they cost rests, twice as long each time, and is then tried again."""
-        cost = self.seconds * ask.plain_speed
-        if cost < CHEAP_COST or self._drafts < FIRST_DRAFTS:
+        A member whose drafts gain less than they cost rests, longer each time, and is then tried for all sequences."""
+        if self._cost < CHEAP_COST or self._drafts < FIRST_DRAFTS:
             return True
-        prior = PRIOR_DRAFTS * self._gains.gained / self._gains.drafts
-        if (own.gains.gained + prior) / (own.gains.drafts + PRIOR_DRAFTS) > cost:
-            self._rest, self._trial = 1, 0
-            return gain < ENOUGH_GAIN
-        if self._trial:
-            self._trial -= gain < ENOUGH_GAIN
-            return gain < ENOUGH_GAIN
-        self._rested += 1
-        if self._rested <= self._rest:
-            return False
-        self._rested, self._rest, self._trial = 0, min(2 * self._rest, MAX_REST), TRIAL_DRAFTS
-        self._gains.fade()
-        own.gains.fade()
-        return False
+        usual = self._gains.gained / self._gains.drafts
+        if usual > self._cost:
+            self._rest = FIRST_REST
+        pays = (own.gains.gained + PRIOR_DRAFTS * usual) / (own.gains.drafts + PRIOR_DRAFTS) > self._cost
+        if not pays and not self._trial and self._clock() >= self._resumes:
+            self._trial, self._spent = TRIAL_DRAFTS, 0.0
+            self._gains.fade()
+            own.gains.fade()
+        return gain < ENOUGH_GAIN and (pays or self._trial > 0)
 
     def draft(self, asks: Sequence[Ask], experience: Sequence[Experience]) -> list[Draft]:
-        """Ask for drafts, and measure how long one takes. `experience`: of each ask's sequence."""
+        """Ask for drafts, and measure how long they take. `experience`: of each ask's sequence."""
         began = self._clock()
         drafts = self.guard.propose([ask.within(self.guard.max_draft) for ask in asks])
-        seconds = (self._clock() - began) / len(asks)
+        ended = self._clock()
+        self._count_trial(ended, ended - began)
         typical = True
         for ask, own in zip(asks, experience, strict=True):
             typical = typical and len(ask.tokens) - own.asked <= PASSING_TOKENS
             own.asked = len(ask.tokens)
-        if typical and (seconds > self.seconds or any(draft.tokens for draft in drafts)):  # an empty draft may be quick
-            self._learn_time(seconds)
+        seconds, known = ended - began, self.seconds.get(len(asks), 0.0)
+        if typical and (seconds > known or any(draft.tokens for draft in drafts)):  # an empty draft may be quick
+            self._learn_time(len(asks), seconds)
         self._drafts += 1
         return drafts
 
-    def _learn_time(self, seconds: float) -> None:
-        if not self.seconds:
-            self.seconds = seconds
+    def _count_trial(self, now: float, seconds: float) -> None:
+        """Count drafts of a trial, if there is one; after its last round a rest begins."""
+        if not self._trial:
+            return
+        self._trial -= 1
+        self._spent += seconds
+        if not self._trial:
+            self._resumes = now + self._rest * self._spent
+            self._rest = min(2 * self._rest, MAX_REST)
+
+    def _seconds_of(self, asks: int) -> float:
+        """Return the seconds of so many drafts at once; if they are not known, by the next smaller number."""
+        if asks in self.seconds:
+            return self.seconds[asks]
+        fewer = max([count for count in self.seconds if count < asks], default=0)
+        more = min([count for count in self.seconds if count > asks], default=0)
+        return self.seconds[fewer] * asks / fewer if fewer else self.seconds.get(more, 0.0)
+
+    def _learn_time(self, asks: int, seconds: float) -> None:
+        known = self.seconds.get(asks)
+        if known is None:
+            self.seconds[asks] = seconds
         elif self._drafts < FIRST_DRAFTS:  # the first draft of a sequence may read its whole prompt
-            self.seconds = min(seconds, self.seconds)
+            self.seconds[asks] = min(seconds, known)
         else:
-            self.seconds += TIME_SHARE * (min(seconds, OUTLIER * self.seconds) - self.seconds)
+            self.seconds[asks] += TIME_SHARE * (min(seconds, OUTLIER * known) - known)
 
     def trust_in(self, draft: Draft, own: Experience) -> float:
         """Return the factor for each token of a draft. A draft without confidence has that of its sequence's others."""
