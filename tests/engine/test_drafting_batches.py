@@ -12,7 +12,7 @@ from paceline.engine.group import FIRST_REST, MAX_REST, RUN, TRIAL_GAP
 from paceline.engine.pass_meter import ROWS, TURNS
 from paceline.engine.truth import Truth
 from paceline.types import Off, OffKind, Request, SamplingParams
-from tests.engine.test_truth import Machine
+from tests.engine.test_truth import Asked, Machine
 from tests.rig import Rig, build, model_drafter
 from tests.runs import prompt, run
 from tests.tiny_models import NOISY, TARGET
@@ -21,15 +21,17 @@ FLAT, LINEAR = (lambda rows: 1.0), float  # seconds of a pass over some rows
 WAITS = Off(OffKind.WOULD_NOT_PAY, "rows are dear")
 
 
-def timed(seconds: Callable[[int], float], **options: Any) -> Rig:
-    """Return an engine whose passes take these seconds, by a clock of its own."""
-    now = [0.0]
+def timed(seconds: Callable[[int], float], *, outs: list[int] | None = None, **options: Any) -> Rig:
+    """Return an engine whose passes take these seconds, by a clock of its own, and add the logits that each computes to
+    `outs`."""
+    now, asked = [0.0], [] if outs is None else outs
     forward = TARGET.forward("compiled", num_pages=160)
     inner = type(forward).__call__
 
     class Charged(type(forward)):  # type: ignore[misc]
         def __call__(self, batch: Any) -> Any:
             now[0] += seconds(len(batch.tokens))
+            asked.append(len(batch.logit_rows))
             return inner(self, batch)
 
     forward.__class__ = Charged
@@ -52,8 +54,10 @@ def measure(rig: Rig) -> int:
 
 
 def test_an_idle_engine_times_passes_and_holds_nothing() -> None:
-    rig = timed(lambda rows: 1.0 + 0.1 * rows)
-    assert measure(rig) == TURNS * sum(rows <= 32 for rows in ROWS)
+    outs: list[int] = []
+    rig = timed(lambda rows: 1.0 + 0.1 * rows, outs=outs)
+    assert measure(rig) == TURNS * len(ROWS)
+    assert outs == TURNS * [rows for rows in ROWS for _ in range(2)]  # logits of every row, as where drafts are judged
     rig.engine.check()
     assert not rig.engine.improve()
 
@@ -131,3 +135,19 @@ def test_a_hopeless_trial_of_a_batch_is_short() -> None:
             machine.step()
             steps[batch] += 1
     assert steps[4] < 6 * 1.5 * (TRIAL_GAP + RUN) < steps[2]
+
+
+def test_sequences_that_cannot_be_measured_keep_to_what_is_expected() -> None:
+    truth = Truth(guards=True, prior=lambda sequences: WAITS if sequences > 2 else None)
+    asked: list[Any] = [Asked(drawable=False) for _ in range(4)]
+    assert not truth.draws(asked, alone=True)
+    assert truth.guarded == WAITS
+    truth.draws(asked[:2], alone=True)
+    assert truth.guarded is None
+
+
+def test_an_answer_says_why_a_batch_that_waits_has_no_speed_up() -> None:
+    machine = Machine(1.4, batch=4)
+    machine.truth = Truth(guards=True, prior=lambda sequences: WAITS)
+    machine.step()
+    assert machine.truth.of(Asked()) == (None, WAITS.detail)  # type: ignore[arg-type]

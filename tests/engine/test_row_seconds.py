@@ -101,3 +101,11 @@ def test_a_single_slow_pass_does_not_make_a_row_dear() -> None:
 def test_no_row_is_so_dear_that_it_is_never_measured_again() -> None:
     assert max(prices_of([0.0, 1.0, 1.0, 9.0, 9.0])) == MAX_ROW_PRICE
     assert min(prices_of([0.0, 2.0, 1.9, 1.8, 1.7])) == 0.0
+
+
+def test_of_passes_that_were_made_to_be_timed_the_quickest_counts() -> None:
+    times = RowSeconds()
+    for rows, seconds in ((1, 2.0), (2, 9.0), (1, 2.5), (2, 3.0), (2, 4.0)):
+        times.time(rows, seconds)
+    assert times.knows
+    assert [times.seconds(rows) for rows in (1, 2)] == [2.0, 3.0]
