@@ -76,7 +76,8 @@ class DeviceStepper:
         # Drafters with keys and values of their own: those that read tokens, and heads, which read hidden states.
         own = [name for name in rounds.drafters if name in rounds.readers or name in self._hearing.heads]
         self._readers = {name: Reader(pool) for name in own}
-        self._governor = governor
+        assert governor.in_rounds is not None, "this governor knows of no rounds"
+        self._governor, self._in_rounds = governor, governor.in_rounds
         self._max_step_tokens = max_step_tokens
         self._clock = clock
         self._launched: deque[Launched] = deque()
@@ -136,7 +137,7 @@ class DeviceStepper:
         chunks, seats, times = self._rounds.collect(launched.ticket)
         self._step_seconds = times.step
         if launched.drafter is not None and any(work.max_draft and not work.forced for work in launched.seats):
-            self._governor.charge(launched.drafter, batch=len(launched.seats), seconds=times.step)
+            self._in_rounds.charge(launched.drafter, batch=len(launched.seats), seconds=times.step)
         works, ended = [], []
         all_works, outcomes = [*launched.reading, *launched.seats], [*chunks[launched.extra :], *seats]
         rows = [*[work.count for work in launched.reading], *[0] * len(launched.seats)]
@@ -186,7 +187,7 @@ class DeviceStepper:
         if step is None or step.planned is None or not landing.decodes or not landing.times.typical:
             return
         drafters = {work.drafter for work in landing.works if work.max_draft and not work.forced}
-        self._governor.host.learn(
+        self._in_rounds.host.learn(
             step.planned + now - self._landed_at,
             drafter=step.drafter if step.drafter in drafters else next(iter(drafters), None),
             batch=len(step.seats),

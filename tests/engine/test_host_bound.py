@@ -11,7 +11,7 @@ import pytest
 from paceline.draft import Draft
 from paceline.drafters.base import Ask, Drafter
 from paceline.drafters.guard import Guard
-from paceline.engine import governor
+from paceline.engine import round_governor
 from paceline.engine.host_times import HostTimes
 from paceline.engine.rests import AFTER_TRIAL, MAX_PROBED_REST, Chance, Trials, speeds
 from paceline.runner.rounds.protocol import Seat
@@ -88,7 +88,7 @@ def test_a_large_batch_looks_less_often_for_the_best_length(monkeypatch: pytest.
         looks.append(len(chances))
         return speeds(chances, seconds, levels)
 
-    monkeypatch.setattr(governor, "speeds", look)
+    monkeypatch.setattr(round_governor, "speeds", look)
     for batch, most in ((8, 62), (64, 18)):
         looks.clear()
         _, rounds = speed(quick, by_rows, batch=batch, steps=60, drafts=True, rate=0.8)
