@@ -63,7 +63,10 @@ static int expected_rank(const drafting *d, const tree *t, int at) {
     int rank = rank_of(t, at);
     const float per_child = -logf(d->o->child_acceptance);
     for (int i = t->fresh; i < t->count; i++)
-        if (t->nodes[i].confidence > own) rank += (int)(logf(t->nodes[i].confidence / own) / per_child);
+        if (t->nodes[i].confidence > own) {
+            const float children = logf(t->nodes[i].confidence / own) / per_child; /* infinite if `own` is 0 */
+            rank += children < NODES_MAX ? (int)children : NODES_MAX;
+        }
     return rank;
 }
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -81,6 +81,22 @@ def test_a_higher_confidence_floor_leaves_nodes_out() -> None:
     assert sizes[0] == [12] * 3
     assert sizes[-1] == [1] * 3  # one token at least: an empty draft teaches nothing
     assert all(a >= b for one, other in pairwise(sizes) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("variant", RUNNABLE)
+def test_a_head_that_excludes_all_tokens_but_one_drafts_that_one_first(
+    variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others have a confidence of 0, and any other node is infinitely more likely than they are."""
+    monkeypatch.setenv("PACELINE_CPU_VARIANT", variant)
+    head = HEADS["plain"]
+    sure = replace(head, weights={**head.weights, "head": 1e5 * cast(Tensor, head.weights["head"])})
+    fast, _ = both(sure)
+    found = fast.draft(drawing(SEEDS, 0.0), FEATURES, [TreeRequest(12, 0.0, 0.0)] * 3, width=4)
+    for tree in found:
+        assert 1 <= len(tree.tokens) <= 12
+        assert tree.parents[0] == -1
+        assert tree.confidence[0] == max(tree.confidence)
 
 
 def by_passes(
