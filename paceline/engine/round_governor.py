@@ -1,4 +1,4 @@
-"""What pays in rounds on a device: how long drafts are, by measured times of rounds, and which drafters rest.
+"""The governor of rounds on a device: how long drafts are, by measured times of rounds, and which drafters rest.
 
 A round takes as long as the device or the host needs for it, whichever is longer: they work beside each other. The
 draft length is the one with which the batch makes the most tokens per second, and may be 0. Then the drafter rests
