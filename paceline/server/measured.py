@@ -39,7 +39,7 @@ def note_of(measurement: Measurement | None) -> str | None:
         return None
     runs = max((group.runs for group in measurement.groups if group.off is None), default=0)
     if not runs and any(group.off for group in measurement.groups):
-        return "speculation is off: it was measured to be slower than plain decoding"
+        return "speculation is off: it was measured, or is expected, to be slower than plain decoding"
     return f"measuring: {runs} of {MIN_BLOCKS} runs of plain steps so far"
 
 
