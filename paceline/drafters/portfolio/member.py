@@ -19,7 +19,7 @@ FIRST_DRAFTS = 8  # drafts in which a member's time is measured, whatever they c
 PRIOR_DRAFTS = 8.0  # drafts that the gain in all sequences weighs as much as, for one sequence
 PRIOR_GUESSES = 10.0  # right guesses that the trust in a member begins with
 TEXT_DECAY, ALL_DECAY = 0.95, 0.98  # weight of the past at each draft, for one sequence and for all
-TRIAL_DRAFTS = 3  # rounds in a row after a rest, beside which the past counts half: the text may have changed
+TRIAL_ROUNDS = 3  # rounds in a row after a rest, beside which the past counts half: the text may have changed
 FIRST_REST, MAX_REST = 4.0, 100.0  # times of a trial that the rest after it lasts: the first one, and at most
 PASSING_TOKENS = 8  # new tokens up to which the time of a draft is typical: a member reads what it has missed first
 TIME_SHARE, OUTLIER = 0.1, 2.0  # part by which a draft's time moves the average, and factor by which it counts at most
@@ -82,7 +82,7 @@ class Member:
             self._rest = FIRST_REST
         pays = (own.gains.gained + PRIOR_DRAFTS * usual) / (own.gains.drafts + PRIOR_DRAFTS) > self._cost
         if not pays and not self._trial and self._clock() >= self._resumes:
-            self._trial, self._spent = TRIAL_DRAFTS, 0.0
+            self._trial, self._spent = TRIAL_ROUNDS, 0.0
             self._gains.fade()
             own.gains.fade()
         return gain < ENOUGH_GAIN and (pays or self._trial > 0)
