@@ -120,10 +120,13 @@ class FeatureDrafter(Drafter):
 
     @abstractmethod
     def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, Off]:
-        """Take the hidden states of a step, float32 [rows, taps * hidden] in the order of `taps`.
+        """Take hidden states of a step, or of several in which nobody drafted.
 
-        Called once the step's tokens are committed, so that the token after each position seen is known. `features` is
-        valid during the call, and may have rows that were not committed; beside a GPU it is in the host's memory.
+        They are float32 [rows, taps * hidden], in the order of `taps`.
+
+        Called once the tokens of these steps are committed, so that the token after each position seen is known.
+        `features` is valid during the call, and may have rows that were not committed; beside a GPU it is in the host's
+        memory.
         `crowded`: too many sequences run for any to draft; do no expensive work then.
 
         Return the sequences that it can no longer draft for, with reasons; their states are not fed any more."""

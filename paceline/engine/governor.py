@@ -111,6 +111,10 @@ class Governor:
             if drafter is not None and drafter not in terms:
                 by_cost = drafter not in seconds
                 terms[drafter] = self._terms(drafter, guarded, batch=len(sequences), by_cost=by_cost)
+            if drafter is not None and terms[drafter].off is not None and sequence.sampler.grammar is None:
+                wishes.append(0)
+                sequence.off = terms[drafter].off
+                continue
             wishes.append(self._wish(sequence, terms.get(drafter or "")))
         if self.in_rounds is not None:
             wishes = self.in_rounds.limited(sequences, wishes, seconds)

@@ -15,6 +15,7 @@ from torch import Tensor
 from paceline.drafters.base import Ask, Ended, Seen
 from paceline.drafters.guard import Guard
 from paceline.drafters.taps import columns
+from paceline.engine.backlog import Backlog
 from paceline.engine.governor import Governor
 from paceline.engine.scheduler import Work
 from paceline.engine.sequence import Sequence
@@ -35,11 +36,13 @@ class HostDrafters:
         self._waits = waits
         self._readers: dict[int, str] = {}  # sequence → the drafter that reads its hidden states
         self._lost: dict[int, Off] = {}  # sequence → why its reader can no longer draft for it
+        self._backlog = Backlog()  # states that the readers were not told of yet
         self._columns = {
             name: columns(guard.taps, taps) for name, guard in guards.items() if guard.taps
         }  # drafter → function that selects its taps from the features of all taps
 
     def start(self, sequence: Sequence) -> None:
+        self._settle()
         for name in sequence.drafters:
             if name in self.guards:
                 self.guards[name].start(sequence.key, sequence.lane, self._view(sequence))
@@ -47,6 +50,9 @@ class HostDrafters:
                 self._readers[sequence.key] = name
 
     def stop(self, sequence: Sequence) -> None:
+        if sequence.finish is None:  # preempted: its pages are already another's
+            self._backlog.forget(sequence.key)
+        self._settle()
         self._readers.pop(sequence.key, None)
         self._lost.pop(sequence.key, None)
         for name in sequence.drafters:
@@ -110,6 +116,7 @@ class HostDrafters:
 
     def knows(self, sequence: Sequence, page: int) -> bool:
         """True if no drafter of the sequence needs hidden states of this page that it does not have."""
+        self._settle()
         readers = (self.guards[name] for name in sequence.drafters if name in self._columns)
         return all(guard.knows(page, wait=self._waits) for guard in readers)
 
@@ -118,6 +125,7 @@ class HostDrafters:
         sequence = work.sequence
         if work.drafter not in self._columns:
             return True
+        self._settle()
         assert sequence.span is not None
         lost = self._lost.get(sequence.key)
         if lost is None and sequence.span.committed < len(sequence.tokens) - 1:
@@ -142,14 +150,31 @@ class HostDrafters:
             self.feed(sent, features, crowded=crowded)
 
     def feed(self, works: Seq[Work], features: Tensor, *, crowded: bool) -> None:
-        """Hand the hidden states of committed rows to the drafters that read them."""
-        seen: dict[str, list[Seen]] = {}
-        for work in works:
-            sequence = work.sequence
-            name = self._readers.get(sequence.key)
-            if name is not None and sequence.finish is None:
-                seen.setdefault(name, []).append(Seen(sequence.key, work.start, work.final_rows(work.first_row)))
-        for name, parts in seen.items():
+        """Hand the hidden states of committed rows to the drafters that read them. While nobody drafts, keep those of
+        plain steps first, to hand them over together."""
+        readers = self._readers
+        reading = [work for work in works if work.sequence.key in readers and work.sequence.finish is None]
+        if not reading:
+            return
+        last = works[-1]
+        keeps = crowded and self._waits and last.first_row + last.rows == len(works)  # one row for each
+        if keeps and self._backlog.add(reading, features, rows=len(works)):
+            return
+        self._settle()
+        if not (keeps and self._backlog.add(reading, features, rows=len(works))):
+            seen = [Seen(work.sequence.key, work.start, work.final_rows(work.first_row)) for work in reading]
+            self._tell(features, seen, crowded=crowded)
+
+    def _settle(self) -> None:
+        """Hand over the states that were kept."""
+        if self._backlog:
+            self._tell(*self._backlog.take(), crowded=True)
+
+    def _tell(self, features: Tensor, seen: Seq[Seen], *, crowded: bool) -> None:
+        by_reader: dict[str, list[Seen]] = {}
+        for each in seen:
+            by_reader.setdefault(self._readers[each.key], []).append(each)
+        for name, parts in by_reader.items():
             guard = self.guards[name]
             lost = guard.feed(self._columns[name](features), parts, crowded=crowded, wait=self._waits)
             if lost:

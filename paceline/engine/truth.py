@@ -26,6 +26,7 @@ from paceline.engine.stats import Measurement
 from paceline.types import Off, Speedup
 
 NOT_MEASURED = None, "not measured: measure_speedup is off, or no drafter is loaded"
+PRIOR_STEPS = 16  # steps after which a group that waits asks again whether drafts are expected to pay
 SEED = 20  # of the draws: two engines with the same steps draw the same ones
 
 
@@ -53,7 +54,7 @@ class Truth:
             self.guarded = self._prior(len(sequences))
             return False
         self.steps += 1
-        if group.waits and self._prior(group.most) is None:
+        if group.waits and self.steps % PRIOR_STEPS == 0 and self._prior(group.most) is None:
             group.begin()
         if group.off is not None:
             self.guarded = group.rest()
