@@ -24,6 +24,7 @@ from torch import Tensor
 
 from paceline.config import EngineConfig
 from paceline.draft import EMPTY, Draft
+from paceline.engine.gathering import Gathering
 from paceline.engine.governor import Governor, fair_split
 from paceline.engine.group import Side
 from paceline.engine.in_flight import InFlight
@@ -112,6 +113,10 @@ class StepPlan:
     decodes: bool = True  # every sequence computes its last token, and nothing of a prompt
     side: Side | None = None  # side of the measured speed-up on which the step counts; None: neither
 
+    @property
+    def prompt_rows(self) -> int:
+        return sum([work.count for work in self.works if not work.decodes])
+
 
 class Scheduler:
     def __init__(
@@ -136,6 +141,7 @@ class Scheduler:
         self._cache = cache
         self._governor = governor
         self.pace = pace or ReadingPace()
+        self.gathering = Gathering()
         self._knows = knows
         self._ready = ready
         self._turn = 0  # index of the step's first decoding sequence, if there are fewer rows than sequences
@@ -218,6 +224,8 @@ class Scheduler:
         """Divide the rows of a step into works, decoding before prefill. A draft counts with its maximum length."""
         room = self._config.max_step_tokens
         decoding, prefilling = self._sorted()
+        if decoding and prefilling and self.gathering.holds(sum([sequence.todo for sequence in prefilling])):
+            prefilling = []
         seats = max(room - bool(prefilling), 1)
         if len(decoding) > seats:  # take turns
             self._turn = (self._turn + seats) % len(decoding)
