@@ -6,7 +6,8 @@ shorter drafts leave room for longer ones.
 
 The host uploads changes (mostly none), replays the graph, and starts a copy of the outcome to its own memory. A round
 with grammars is three graphs: draft, verification and draw. Only `drafts`, `wait` and `collect` wait. Prompts are read
-by launches outside of graphs: their passes take longer than their launches.
+by launches outside of graphs. Passes over long ones take longer than their launches; short ones wait for each other
+(`engine.gathering`).
 """
 
 from __future__ import annotations
