@@ -143,7 +143,7 @@ def body(prompt: BenchPrompt, endpoint: Endpoint, fields: Mapping[str, Any]) -> 
         said = {"prompt": list(prompt.tokens) or prompt.text}
     said |= {"max_tokens": prompt.max_tokens, "seed": prompt.seed}
     said |= {"stream": True, "stream_options": {"include_usage": True}}
-    return said | dict(fields)
+    return said | dict(prompt.fields) | dict(fields)
 
 
 async def _read_stream(outcome: RequestOutcome, answer: httpx.Response) -> None:

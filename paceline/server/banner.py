@@ -53,7 +53,8 @@ def _access(settings: Settings) -> str:
 def _recording(settings: Settings) -> Facts:
     if settings.record is None:
         return {}
-    return {"record": f"{settings.record_share:.0%} of the requests, PROMPTS INCLUDED, are kept in {settings.record}"}
+    what = ", PROMPTS INCLUDED," if settings.record_text else ", without their texts,"
+    return {"record": f"{settings.record_share:.0%} of the requests{what} are kept in {settings.record}"}
 
 
 def announce(facts: Facts, settings: Settings) -> None:
