@@ -19,10 +19,11 @@ import shlex
 import sys
 import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.cli.bench_serve import without_key
 from paceline.cli.interrupts import interrupted_status
 from paceline.cli.options import add_model_options, count, counts, engine_config, load, numbers
 from paceline.cli.progress import Progress, progress_bar
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from paceline.replay.arrivals import Schedule
     from paceline.replay.simulate import Run
     from paceline.replay.traffic import Traffic
-    from paceline.replay.what_if import Measured, WhatIf
+    from paceline.replay.what_if import Plan, WhatIf
 
 UNLIMITED = 1 << 40  # tokens: a server itself refuses what its context does not hold
 
@@ -55,6 +56,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         "model on sampled requests (default: sample; record if it has no texts)",
     )
     group.add_argument("--sample", type=count, default=12, metavar="N", help="requests of the sample (default: 12)")
+    group.add_argument(
+        "--scale",
+        type=_factor,
+        metavar="X",
+        help="factor of all measured times (default: calibrated on the times of the record, if it can be)",
+    )
     group.add_argument(
         "--stream-interval", type=_seconds, default=0.02, metavar="S", help="of the server (default: 0.02)"
     )
@@ -94,7 +101,9 @@ def run(args: Namespace) -> int:
 def _check(args: Namespace) -> None:
     for mine, other, name in ((args.batch, args.max_sequences, "sequences"), (args.draft, args.max_draft, "draft")):
         if mine is not None and other is not None:
-            raise InvalidRequest(f"--{'batch' if name == 'sequences' else name} and --max-{name} are one limit: give one")
+            raise InvalidRequest(
+                f"--{'batch' if name == 'sequences' else name} and --max-{name} are one limit: give one"
+            )
     if args.real and (args.against or args.batch or args.draft or args.acceptance is not None):
         raise InvalidRequest("--real asks a server as it is: leave out --batch, --draft, --acceptance and --against")
     if args.device not in ("auto", "cpu") and not args.real:
@@ -115,31 +124,57 @@ def _saved(path: Path) -> dict[str, Any]:
 
 
 def _simulated(args: Namespace, traffic: Traffic, real: dict[str, Any] | None) -> dict[str, Any]:
-    from paceline.replay.report import errors_against, record, recorded_run, simulated_run
+    from paceline.replay.calibrate import Calibration, calibrate
+    from paceline.replay.report import (
+        errors_against,
+        record,
+        recorded_outcomes,
+        recorded_run,
+        simulated_run,
+        unknowns,
+    )
     from paceline.replay.simulate import simulate
-    from paceline.replay.what_if import measure, settings
 
     _check_model(args, traffic)
+    with progress_bar("loading", unit="") as progress:
+        plan = _measured(args, traffic, progress)
+        schedule = plan.schedule
+        progress.phase("calibrating on the record")
+        given = Calibration(args.scale, f"scaled by {args.scale:g}, as given") if args.scale else None
+        scaling = given or calibrate(plan.settings, schedule)
+        runs: list[Run] = []
+        for setting in (replace(each, times=each.times.scaled(scaling.scale)) for each in plan.settings):
+            progress.phase(f"simulating {setting.name}", unit="answers", total=len(schedule.arrivals))
+            runs.append(simulate(setting, schedule.arrivals, tick=progress.count))
+            if runs[-1].interrupted:
+                break
+    recorded = recorded_outcomes(schedule)
+    rows = [*([recorded_run(recorded)] if recorded else []), *map(simulated_run, runs)]
+    facts = {**_facts(args), **plan.facts, "scale": scaling.scale, "scaling": scaling.source}
+    found = record(rows, facts, notes=[*schedule.notes, *unknowns(schedule)])
+    if real is not None:
+        found["errors_against"] = errors_against(rows[-1], real)
+    return found
+
+
+def _measured(args: Namespace, traffic: Traffic, progress: Progress) -> Plan:
+    """Load the model, measure it, and let it go: beside its objects a simulation would be many times slower."""
+    from paceline.replay.what_if import Plan, measure, settings
+
     asked = _what_if(args)
     args.device, args.max_sequences, args.max_draft = "cpu", max(asked.batches), max(asked.drafts)
     llm = load(args)
     _check_vocabulary(traffic, llm)
     schedule = _schedule(args, traffic, max_context=llm.parts.memory.max_context)
-    with progress_bar("measuring passes and a sample of requests", unit="") as progress:
-        measured = measure(llm, schedule, asked, has_texts=traffic.has_texts, tick=progress.count)
-        runs: list[Run] = []
-        for setting in settings(llm, engine_config(args), measured, asked):
-            progress.phase(f"simulating {setting.name}", unit="answers", total=len(schedule.arrivals))
-            runs.append(simulate(setting, schedule.arrivals, tick=progress.count))
-            if runs[-1].interrupted:
-                break
-    recorded = _recorded(schedule)
-    rows = [*([recorded_run(recorded, seconds=_end(recorded))] if recorded else []), *map(simulated_run, runs)]
-    facts = _facts(args, llm) | _sources(measured)
-    found = record(rows, facts, notes=[*schedule.notes, *_missing(schedule, measured)])
-    if real is not None:
-        found["errors_against"] = errors_against(rows[-1], real)
-    return found
+    progress.phase("measuring passes and a sample of requests")
+    measured = measure(llm, schedule, asked, has_texts=traffic.has_texts, tick=progress.count)
+    facts = {
+        "target": args.target,
+        "drafters": [*llm.parts.drafters],
+        "acceptance": None if measured.drafts is None else measured.drafts.source,
+        "times": measured.times.record(),
+    }
+    return Plan(schedule, settings(llm, engine_config(args), measured, asked), facts)
 
 
 def _what_if(args: Namespace) -> WhatIf:
@@ -173,8 +208,8 @@ def _check_vocabulary(traffic: Traffic, llm: LLM) -> None:
     for request in traffic.requests:
         if request.tokens and max(request.tokens) >= size:
             raise InvalidRequest(
-                f"{request.where}: token {max(request.tokens)} is outside of the vocabulary of {size}: the record is of "
-                "another model"
+                f"{request.where}: token {max(request.tokens)} is outside of the vocabulary of {size}: the record is "
+                "of another model"
             )
 
 
@@ -189,44 +224,6 @@ def _schedule(args: Namespace, traffic: Traffic, *, max_context: int) -> Schedul
         speed=args.speed,
         seed=args.seed,
     )
-
-
-def _recorded(schedule: Schedule) -> list[Any]:
-    """Make outcomes of what the server had measured; none if any is missing."""
-    from paceline.bench.client import RequestOutcome
-    from paceline.bench.workloads import BenchPrompt
-
-    found = []
-    for arrival in schedule.arrivals:
-        stats = arrival.answer.stats
-        if "time_to_first" not in stats or "time_total" not in stats:
-            return []
-        outcome = RequestOutcome(BenchPrompt(arrival.id, ""), started=arrival.due, ttft=stats["time_to_first"])
-        outcome.latency, outcome.output_tokens, outcome.counted = stats["time_total"], arrival.answer.length, True
-        outcome.prompt_tokens = arrival.request.length
-        found.append(outcome)
-    return found
-
-
-def _end(outcomes: Sequence[Any]) -> float:
-    return max(float(outcome.started + outcome.latency) for outcome in outcomes)
-
-
-def _sources(measured: Measured) -> dict[str, Any]:
-    source = None if measured.drafts is None else measured.drafts.source
-    return {"acceptance": source, "times": measured.times.record()}
-
-
-def _missing(schedule: Schedule, measured: Measured) -> list[str]:
-    """Say what the simulation does not know of this traffic."""
-    notes = []
-    if any(arrival.request.sampling.grammar is not None for arrival in schedule.arrivals):
-        notes.append("some requests have a grammar: the tokens that it forces, and its masks, are not simulated")
-    if any(arrival.answer.finish in ("abort", "deadline") for arrival in schedule.arrivals):
-        notes.append("some answers were aborted: each is as long as it was when it ended")
-    if not any(arrival.answer.pages for arrival in schedule.arrivals):
-        notes.append("no pages of answers are recorded: prompts that repeat earlier answers find less in the cache")
-    return notes
 
 
 # ── for real ──
@@ -244,7 +241,7 @@ def _really(args: Namespace, traffic: Traffic) -> dict[str, Any]:
         if not runs:
             raise
         interrupted = True
-    facts = _facts(args, None) | {"speed": args.speed}
+    facts = _facts(args) | {"speed": args.speed}
     return record([real_record(run, interrupted=interrupted) for run in runs], facts, notes=schedule.notes)
 
 
@@ -267,18 +264,17 @@ async def _send(args: Namespace, schedule: Schedule, runs: list[LoadRun]) -> Non
         await client.close()
 
 
-def _facts(args: Namespace, llm: LLM | None) -> dict[str, Any]:
+def _facts(args: Namespace) -> dict[str, Any]:
     import torch
 
     from paceline.bench.machine import describe
 
-    facts = {
+    return {
         "date": time.strftime("%Y%m%d-%H%M%S"),
-        "command": shlex.join(["paceline", *sys.argv[1:]]),
+        "command": shlex.join(["paceline", *without_key(sys.argv[1:])]),
         "client_machine": describe(torch.device("cpu")),
         "record": str(args.record),
     }
-    return facts if llm is None else facts | {"target": args.target, "drafters": [*llm.parts.drafters]}
 
 
 # ── options ──

@@ -35,6 +35,7 @@ class Arrival:
 class Schedule:
     arrivals: tuple[Arrival, ...]  # by `due`
     notes: tuple[str, ...]  # of the traffic, and what was left out or made up here
+    changed: bool = False  # times, lengths or the set of requests are not those that the server had
 
     @property
     def seconds(self) -> float:
@@ -77,7 +78,11 @@ def schedule(
     kept = [arrival for arrival in found if arrival.answer.length and arrival.total <= max_context]
     if not kept:
         raise InvalidRequest(f"nothing can be replayed: {'; '.join(notes)}")
-    return Schedule(tuple(replace(arrival, number=i) for i, arrival in enumerate(kept, start=1)), tuple(notes))
+    return Schedule(
+        tuple(replace(arrival, number=i) for i, arrival in enumerate(kept, start=1)),
+        tuple(notes),
+        changed=rate is not None or speed != 1 or traffic.share < 1 or len(kept) < len(found),
+    )
 
 
 def _due(traffic: Traffic, *, rate: float | None, speed: float, seed: int) -> Iterator[float]:
@@ -88,7 +93,9 @@ def _due(traffic: Traffic, *, rate: float | None, speed: float, seed: int) -> It
     began = traffic.requests[0].at
     for request in traffic.requests:
         if request.at is None or began is None:
-            raise InvalidRequest(f"{request.where}: the arrival time was not recorded: give --rate R, requests a second")
+            raise InvalidRequest(
+                f"{request.where}: the arrival time was not recorded: give --rate R, requests a second"
+            )
         yield (request.at - began) / speed
 
 

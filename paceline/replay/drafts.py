@@ -107,7 +107,7 @@ def given_acceptance(rate: float, *, max_draft: int) -> SurvivalDrafts:
 
 
 def recorded_acceptance(arrivals: Sequence[Arrival], *, drafter: str) -> SurvivalDrafts:
-    """Make drafts from the statistics of the record, where this drafter drafted. Raises InvalidRequest if it has none."""
+    """Make drafts from what the record tells of this drafter. Raises InvalidRequest if that is nothing."""
     mine = [arrival for arrival in arrivals if drafter in str(arrival.answer.stats.get("drafter") or "").split("+")]
     every = _survival(mine)
     if every is None:

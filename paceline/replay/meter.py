@@ -54,6 +54,10 @@ def _table(found: dict[tuple[int, int, int], float], *, short: int, long: int, m
     def context(rows: int) -> float:
         return read * (short + rows) + attended * (short * rows + rows * (rows + 1) // 2)
 
-    body = {rows: max(seconds - context(rows), 0.0) for (rows, outs, at), seconds in found.items() if not outs and at == short}
+    body = {
+        rows: max(seconds - context(rows), 0.0)
+        for (rows, outs, at), seconds in found.items()
+        if not outs and at == short
+    }
     head = {outs: max(s - found[rows, 0, short], 0.0) for (rows, outs, at), s in found.items() if outs}
     return PassTable(body=body, head=head, read_token=read, attended_token=attended)

@@ -94,9 +94,7 @@ class PaperForward:
     bitwise = True
     taps: Sequence[int] = ()
 
-    def __init__(
-        self, scripts: Mapping[int, Script], *, num_pages: int, times: StepTimes, clock: PaperClock
-    ) -> None:
+    def __init__(self, scripts: Mapping[int, Script], *, num_pages: int, times: StepTimes, clock: PaperClock) -> None:
         self.kv: KVMemory = PaperMemory(num_pages)
         self._scripts = scripts
         self._times = times
@@ -172,13 +170,12 @@ class PaperDrafter(Drafter):
         passes = sum(found.passes for found in rounds)
         self._clock.advance(self._times.draft_seconds(asks=len(asks), passes=passes, fresh=fresh))
         return [
-            _draft(found, each.tokens[len(ask.tokens) :])
-            for found, each, ask in zip(rounds, mine, asks, strict=True)
+            _draft(found, each.tokens[len(ask.tokens) :]) for found, each, ask in zip(rounds, mine, asks, strict=True)
         ]
 
 
 def _draft(found: Round, ahead: Sequence[int]) -> Draft:
-    """Make a draft with `found.accepted` right tokens of those ahead: a chain, and wrong siblings of its first token."""
+    """Make a draft whose first `found.accepted` tokens are right: a chain, and wrong siblings of its first token."""
     if not found.tokens:
         return EMPTY
     chain = [*ahead[: found.accepted], *(_other(token, 1) for token in ahead[found.accepted : found.depth])]

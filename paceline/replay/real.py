@@ -24,7 +24,9 @@ SENT = (
 )  # fmt: skip  # sampling parameters that change which tokens come, but not how many
 
 
-async def replay_real(arm: Arm, arrivals: Sequence[Arrival], run: LoadRun, *, tick: Callable[[RequestOutcome], None]) -> None:
+async def replay_real(
+    arm: Arm, arrivals: Sequence[Arrival], run: LoadRun, *, tick: Callable[[RequestOutcome], None]
+) -> None:
     """Send all requests into a block of `run`, which keeps what there is if this is interrupted."""
     due = [(arrival.due, prompt_of(arrival)) for arrival in arrivals]
     fields = {"model": arm.model, "ignore_eos": True, "cache_salt": f"{INVOCATION}/replay", **arm.fields}

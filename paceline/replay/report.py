@@ -13,6 +13,8 @@ from paceline.bench.client import RequestOutcome
 from paceline.bench.serve import LoadRun
 from paceline.bench.serve_record import DEFINITION, figures
 from paceline.bench.serve_text import HEADER, failures, number, run_row, runs_of, table
+from paceline.bench.workloads import BenchPrompt
+from paceline.replay.arrivals import Schedule
 from paceline.replay.simulate import Run
 
 Record = dict[str, Any]
@@ -52,8 +54,35 @@ def real_record(run: LoadRun, *, interrupted: bool) -> Record:
     }
 
 
-def recorded_run(outcomes: Sequence[RequestOutcome], *, seconds: float) -> Record:
+def recorded_outcomes(schedule: Schedule) -> list[RequestOutcome]:
+    """Make outcomes of what the server had measured; none if any is missing, or if other times are replayed."""
+    found: list[RequestOutcome] = []
+    for arrival in () if schedule.changed else schedule.arrivals:
+        stats = arrival.answer.stats
+        if "time_to_first" not in stats or "time_total" not in stats:
+            return []
+        outcome = RequestOutcome(BenchPrompt(arrival.id, ""), started=arrival.due, ttft=stats["time_to_first"])
+        outcome.latency, outcome.output_tokens, outcome.counted = stats["time_total"], arrival.answer.length, True
+        outcome.prompt_tokens = arrival.request.length
+        found.append(outcome)
+    return found
+
+
+def unknowns(schedule: Schedule) -> list[str]:
+    """Say what a simulation does not know of this traffic."""
+    arrivals, notes = schedule.arrivals, []
+    if any(arrival.request.sampling.grammar is not None for arrival in arrivals):
+        notes.append("some requests have a grammar: the tokens that it forces, and its masks, are not simulated")
+    if any(arrival.answer.finish in ("abort", "deadline") for arrival in arrivals):
+        notes.append("some answers were aborted: each is as long as it was when it ended")
+    if not any(arrival.answer.pages for arrival in arrivals):
+        notes.append("no pages of answers are recorded: prompts that repeat earlier answers find less in the cache")
+    return notes
+
+
+def recorded_run(outcomes: Sequence[RequestOutcome]) -> Record:
     """The figures that the server itself had measured, on its own clock."""
+    seconds = max(outcome.started + outcome.latency for outcome in outcomes)
     return {"arm": "as recorded", "load": "record", **figures(outcomes, seconds=seconds), **_busy(outcomes)}
 
 
@@ -106,6 +135,7 @@ def text(found: Record) -> str:
     kept = [i for i in range(len(HEADER)) if any(row[i] for row in rows[1:])]
     parts = [table([[row[i] for i in kept] for row in rows]), "\n".join(map(_busy_line, runs)), found["definition"]]
     parts += [f"acceptance {found['acceptance']}"] if found.get("acceptance") else []
+    parts += [f"times {found['scaling']}"] if found.get("scaling") else []
     parts += ["\n".join(f"note: {note}" for note in found["notes"])] if found["notes"] else []
     parts += [line for run in runs for line in failures(run)]
     parts += [errors_text(found["errors_against"])] if found.get("errors_against") else []

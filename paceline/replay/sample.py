@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from paceline.draft import Draft
 from paceline.drafters.base import Ask
 from paceline.engine.engine import Engine
@@ -105,8 +107,8 @@ def run_sample(
     if guard is not None:
         guard.listener = log
     try:
-        for plain in (True, False) if guard is not None else (True,):
-            for at_once in (size for size in AT_ONCE if size == 1 or size <= min(engine.max_sequences, len(sample))):
+        for at_once in _sizes(engine, len(sample)):
+            for plain in (True, False) if guard is not None else (True,):  # in turns: the machine's speed may drift
                 steps += _run(engine, sample, log, plain=plain, at_once=at_once, clock=clock, tick=tick)
                 log.forget()
     finally:
@@ -115,10 +117,9 @@ def run_sample(
     return _times(table, steps), log.rounds
 
 
-def samples_runs(engine: Engine, count: int) -> int:
-    """Return how many requests `run_sample` runs to their ends."""
-    sizes = [size for size in AT_ONCE if size == 1 or size <= min(engine.max_sequences, count)]
-    return count * len(sizes) * (2 if engine.default_drafter is not None else 1)
+def _sizes(engine: Engine, count: int) -> list[int]:
+    """Numbers of requests that the sample runs at once."""
+    return [size for size in AT_ONCE if size <= min(engine.max_sequences, count)]
 
 
 def _run(
@@ -133,7 +134,10 @@ def _run(
 ) -> list[ObservedStep]:
     """Run the sample once, `at_once` requests together."""
     salt = f"{'plain' if plain else 'drafts'}/{at_once}"  # no run finds the prompts of another in the cache
-    waiting = [replace(each.request, cache_salt=salt, speculation=OFF if plain else each.request.speculation) for each in sample]
+    waiting = [
+        replace(each.request, cache_salt=salt, speculation=OFF if plain else each.request.speculation)
+        for each in sample
+    ]
     lengths: dict[str, int] = {}  # of sequences that run: tokens of prompt and answer
     begun: set[str] = set()  # sequences that have a token
     found = []
@@ -168,7 +172,9 @@ def _observed(
     begun: set[str],
 ) -> ObservedStep:
     stats = engine.stats
-    rows, draft, verify = (getattr(stats, name) - getattr(before, name) for name in ("rows", "time_draft", "time_verify"))
+    rows, draft, verify = (
+        getattr(stats, name) - getattr(before, name) for name in ("rows", "time_draft", "time_verify")
+    )
     decoding = [event for event in events if event.request_id in begun]
     outs = sum(1 + event.drafted for event in decoding)
     shape = PassShape(
@@ -191,7 +197,9 @@ def _times(table: PassTable, steps: Sequence[ObservedStep]) -> StepTimes:
         passes=table,
         plain_scale=plain,
         drafted_scale=_scales(table, [step for step in decoding if step.shape.drafted]) or plain,
-        prompt_scale=_scale(table, [step for step in steps if step.prompt_rows and step.prompt_rows == step.shape.rows]),
+        prompt_scale=_scale(
+            table, [step for step in steps if step.prompt_rows and step.prompt_rows == step.shape.rows]
+        ),
         host=_host(steps),
         draft=_draft(asked),
     )
@@ -207,8 +215,10 @@ def _scales(table: PassTable, steps: Sequence[ObservedStep]) -> dict[int, float]
 
 
 def _scale(table: PassTable, steps: Sequence[ObservedStep]) -> float:
-    expected = sum(table.seconds(step.shape) for step in steps)
-    return sum(step.verify for step in steps) / expected if expected else 1.0
+    """Return the median of what passes took, by what they take in the table. Other work causes outliers."""
+    expected = [table.seconds(step.shape) for step in steps]
+    ratios = [step.verify / seconds for step, seconds in zip(steps, expected, strict=True) if seconds > 0]
+    return float(np.median(ratios)) if ratios else 1.0
 
 
 def _host(steps: Sequence[ObservedStep]) -> tuple[float, float, float]:

@@ -68,7 +68,7 @@ def simulate(setting: Setting, arrivals: Sequence[Arrival], *, tick: Tick = lamb
         run.interrupted = True
     run.not_sent = len(simulation.coming)
     run.stats = simulation.engine.stats
-    run.seconds = simulation.elapsed
+    run.seconds = simulation.clock.now
     return run
 
 
@@ -79,25 +79,21 @@ class _Simulation:
         self._run = run
         self._tick = tick
         self._scripts: dict[int, Script] = {}
-        self._clock = PaperClock()
+        self.clock = PaperClock()
         self.engine = self._engine()
         self._open: dict[str, RequestOutcome] = {}
         self._held: list[TokenEvent] = []
         self._posted = float("-inf")  # time of the latest call to the readers
         while self.engine.improve():  # as a server does before traffic comes
             pass
-        self._began = self._clock.now
-
-    @property
-    def elapsed(self) -> float:
-        return self._clock.now - self._began
+        self.clock.now = 0.0  # the first arrival is due; no other zero, or rounding could let an arrival never be due
 
     def run(self) -> None:
         while self.coming or self.engine.has_work:
-            while self.coming and self.coming[0].due <= self.elapsed:
+            while self.coming and self.coming[0].due <= self.clock.now:
                 self._submit(self.coming.popleft())
             if not self.engine.has_work:
-                self._clock.now = self._began + self.coming[0].due
+                self.clock.now = self.coming[0].due
                 continue
             events = self.engine.step()
             self._held += events
@@ -128,12 +124,12 @@ class _Simulation:
 
     def _post(self) -> None:
         """Hand the events of the latest steps to the readers, unless the interval between two calls is not over."""
-        now, held = self._clock.now, self._held
+        now, held = self.clock.now, self._held
         ended = any(event.finish for event in held) or not self.engine.has_work
         if not held or not (ended or now - self._posted >= self._setting.stream_interval):
             return
         for identity in dict.fromkeys(event.request_id for event in held):
-            self._hear([event for event in held if event.request_id == identity], self.elapsed)
+            self._hear([event for event in held if event.request_id == identity], self.clock.now)
         self._held, self._posted = [], now
 
     def _hear(self, events: Sequence[TokenEvent], now: float) -> None:
@@ -154,10 +150,10 @@ class _Simulation:
 
     def _engine(self) -> Engine:
         setting, config = self._setting, self._setting.config
-        forward = PaperForward(self._scripts, num_pages=setting.num_pages, times=setting.times, clock=self._clock)
+        forward = PaperForward(self._scripts, num_pages=setting.num_pages, times=setting.times, clock=self.clock)
         guards = {}
         if setting.drafter is not None and setting.drafts is not None:
-            drafter = PaperDrafter(setting.drafter, self._scripts, setting.drafts, setting.times, self._clock)
+            drafter = PaperDrafter(setting.drafter, self._scripts, setting.drafts, setting.times, self.clock)
             guards[drafter.name] = Guard(drafter, vocab_size=forward.vocab_size, timeout=config.drafter_timeout)
         return Engine(
             forward,
@@ -167,5 +163,5 @@ class _Simulation:
             max_context=setting.max_context,
             drafters=guards,
             default_drafter=next(iter(guards), None),
-            clock=self._clock,
+            clock=self.clock,
         )

@@ -10,10 +10,12 @@ All numbers are of one machine, model and drafter. Nothing here measures (`repla
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+
+OUTLIER = 2.0  # factor over the fitted time from which a time does not count
 
 
 class PassShape(NamedTuple):
@@ -72,19 +74,38 @@ class StepTimes:
     def draft_seconds(self, *, asks: int, passes: int, fresh: int) -> float:
         return self.draft[0] + self.draft[1] * asks + self.draft[2] * passes + self.draft[3] * fresh
 
+    def scaled(self, factor: float) -> StepTimes:
+        """Return times with every second `factor` times as long."""
+        call, ask, level, fresh = (factor * seconds for seconds in self.draft)
+        step, sequence, row = (factor * seconds for seconds in self.host)
+        return replace(
+            self,
+            plain_scale={size: factor * scale for size, scale in self.plain_scale.items()},
+            drafted_scale={size: factor * scale for size, scale in self.drafted_scale.items()},
+            prompt_scale=factor * self.prompt_scale,
+            host=(step, sequence, row),
+            draft=(call, ask, level, fresh),
+        )
+
     def record(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def fitted(features: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[float, ...]:
-    """Fit weights, none below 0, by least squares: a feature whose weight would be negative is left
-    out, the most negative one first."""
+    """Fit weights, none below 0, by least squares. Times that are OUTLIER times the fitted ones are then left out, and
+    the rest is fitted again: other work on the machine causes them."""
     x, y = np.asarray(features, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
-    weights, kept = np.zeros(x.shape[1] if x.ndim == 2 else 0), list(range(x.shape[1] if x.ndim == 2 else 0))
+    usual = y <= OUTLIER * (x @ _solved(x, y))
+    return tuple(float(weight) for weight in _solved(x[usual], y[usual]))
+
+
+def _solved(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Solve x · weights = y by least squares. Of negative weights the lowest is set to 0, until none is left."""
+    weights, kept = np.zeros(x.shape[1]), list(range(x.shape[1]))
     while len(y) and kept:
         solved = np.linalg.lstsq(x[:, kept], y, rcond=None)[0]
         if solved.min() >= 0:
             weights[kept] = solved
             break
         del kept[int(solved.argmin())]
-    return tuple(float(weight) for weight in weights)
+    return weights

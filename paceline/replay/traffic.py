@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,16 @@ from paceline.prompts.files import is_end, records, sampling_of
 from paceline.server.record import COUNTS, TIMES, page_names
 from paceline.types import SamplingParams
 
-TAKEN = {"id", "at", "model", "prompt_tokens", "prompt_length", "sampling", "pages"}  # fields of a taken request
+TAKEN = {
+    "id",
+    "at",
+    "model",
+    "share",
+    "prompt_tokens",
+    "prompt_length",
+    "sampling",
+    "pages",
+}  # fields of a taken request
 ENDED = {"id", "sample", "ended", "output_tokens", "pages", *COUNTS, *TIMES}  # fields of an answer's end
 MAX_FABRICATED = 1 << 24  # tokens that a line may claim
 
@@ -50,6 +59,7 @@ class RecordedRequest:
     tokens: tuple[int, ...]  # tokens of the prompt; (): recorded without text
     sampling: SamplingParams
     where: str  # file and line
+    share: float = 1.0  # part of all requests that the server recorded
     answers: tuple[RecordedAnswer, ...] = ()  # (): none has ended, or ends are not recorded
 
 
@@ -57,6 +67,11 @@ class RecordedRequest:
 class Traffic:
     requests: tuple[RecordedRequest, ...]  # by arrival; as in the file without times
     notes: tuple[str, ...]  # what is missing or not used
+
+    @property
+    def share(self) -> float:
+        """Smallest part of the requests that was recorded."""
+        return min(request.share for request in self.requests)
 
     @property
     def has_texts(self) -> bool:
@@ -100,6 +115,9 @@ def _traffic(
     if lost:
         notes.append(f"{lost} answers end whose request is not in the file; they are left out")
     requests = [_with_answers(request, ends.get(identity, ())) for identity, request in taken.items()]
+    least = min(request.share for request in requests)
+    if least < 1:
+        notes.append(f"the record has {least:.0%} of the requests: the server had more to do than what is replayed")
     times = [request.at for request in requests if request.at is not None]
     if len(times) < len(requests):
         notes.append(f"{len(requests) - len(times)} of {len(requests)} requests have no arrival time")
@@ -110,8 +128,7 @@ def _traffic(
 
 
 def _with_answers(request: RecordedRequest, answers: Sequence[RecordedAnswer]) -> RecordedRequest:
-    values = {name: getattr(request, name) for name in RecordedRequest.__slots__ if name != "answers"}
-    return RecordedRequest(**values, answers=tuple(sorted(answers, key=lambda answer: answer.sample)))
+    return replace(request, answers=tuple(sorted(answers, key=lambda answer: answer.sample)))
 
 
 def _request(line: Mapping[str, Any], identity: str, where: str) -> RecordedRequest:
@@ -126,6 +143,9 @@ def _request(line: Mapping[str, Any], identity: str, where: str) -> RecordedRequ
     at = line.get("at")
     if at is not None and (isinstance(at, bool) or not isinstance(at, int | float) or not math.isfinite(at)):
         raise InvalidRequest(f"{where}: at must be a time in seconds, not {at!r}; mend or remove the line")
+    share = line.get("share", 1.0)
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+        raise InvalidRequest(f"{where}: share must be above 0 and at most 1, not {share!r}; mend or remove the line")
     pages = _names(line, where, most=length // PAGE_SIZE)
     return RecordedRequest(
         id=identity,
@@ -136,6 +156,7 @@ def _request(line: Mapping[str, Any], identity: str, where: str) -> RecordedRequ
         tokens=tuple(tokens or ()),
         sampling=sampling_of(line.get("sampling"), where),
         where=where,
+        share=float(share),
     )
 
 

@@ -6,8 +6,9 @@ largest of both; what smaller limits do is up to the engine that is simulated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from paceline.config import EngineConfig
 from paceline.engine.assemble import share_memory
@@ -34,6 +35,15 @@ class Measured:
     times: StepTimes
     drafts: Drafts | None  # None: there is no drafter
     traits: DrafterTraits | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that a simulation needs; nothing of it holds the model."""
+
+    schedule: Schedule
+    settings: Sequence[Setting]
+    facts: Mapping[str, Any]  # for the record
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +136,5 @@ def _stand_ins(llm: LLM, count: int) -> list[Sampled]:
     texts = [llm.encode_chat(prompt.messages) if llm.chat_template else llm.encode(prompt.text) for prompt in prompts]
     room = llm.parts.memory.max_context - SAMPLE_TOKENS
     return [
-        Sampled(0, Request(id=f"stand-in/{i}", prompt=tokens[:room], sampling=greedy))
-        for i, tokens in enumerate(texts)
+        Sampled(0, Request(id=f"stand-in/{i}", prompt=tokens[:room], sampling=greedy)) for i, tokens in enumerate(texts)
     ]

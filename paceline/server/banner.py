@@ -53,7 +53,7 @@ def _access(settings: Settings) -> str:
 def _recording(settings: Settings) -> Facts:
     if settings.record is None:
         return {}
-    what = ", PROMPTS INCLUDED," if settings.record_text else ", without their texts,"
+    what = ", without their texts," if settings.record_without_text else ", PROMPTS INCLUDED,"
     return {"record": f"{settings.record_share:.0%} of the requests{what} are kept in {settings.record}"}
 
 

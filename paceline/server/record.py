@@ -1,4 +1,4 @@
-"""A record of a share of the requests, for `paceline audit` and `paceline replay`. Off unless the operator names a file.
+"""A record of a share of the requests, for `paceline audit` and `paceline replay`. Off unless a file is named.
 
 A request has a line when it is taken: its id, the time, the model, the prompt's token ids and the sampling parameters,
 with the seed if the client gave one; no key, no address. Each of its answers has a line when it ends: why, how long it
@@ -59,7 +59,7 @@ class Recorder:
         draw: Callable[[], float] = random.random,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`model`: the served name. `text` False: prompts are lengths and names of pages. `clock`: seconds since 1970."""
+        """`model`: the served name. `text` False: no token ids are kept. `clock`: seconds since 1970."""
         self._share = share
         self._model = model
         self._text = text
@@ -96,7 +96,7 @@ class Recorder:
         self._write(self._ended(opened.request, event, answer))
 
     def _taken(self, request: Request) -> dict[str, Any]:
-        line = {"id": request.id, "at": round(self._clock(), 6), "model": self._model}
+        line = {"id": request.id, "at": round(self._clock(), 6), "model": self._model, "share": self._share}
         pages = page_names(request.prompt, key=self._key, salt=request.cache_salt)
         sampling = asked(request.sampling)
         if self._text:

@@ -62,7 +62,7 @@ HELP = {
     "record": "a file to which requests are added, PROMPTS included, for `paceline audit` and `paceline replay` "
     "(default: none)",
     "record_share": "of the requests that are recorded: 1 for all",
-    "record_text": "record prompts as token ids; off: only lengths and hashes, which `paceline replay` needs",
+    "record_without_text": "record lengths and hashes alone, without token ids: enough for `paceline replay`",
 }
 
 
@@ -110,7 +110,7 @@ class Settings:
     log_prompts: bool = False
     record: str | None = None
     record_share: float = 0.01
-    record_text: bool = True
+    record_without_text: bool = False
 
     @classmethod
     def of(cls, **options: Any) -> Self:
@@ -226,5 +226,5 @@ RELOADABLE = frozenset(HINTS) - {
     "otlp_endpoint",
     "record",
     "record_share",
-    "record_text",
+    "record_without_text",
 }
