@@ -15,7 +15,7 @@ from paceline.replay.arrivals import Arrival, Schedule
 from paceline.replay.simulate import Run, Setting, simulate
 
 ANSWERS = 200  # that are simulated, from the first on
-TURNS = 5
+TURNS = 10  # simulations at most
 NEAR = 0.01  # relative error at which the factor is good enough
 FURTHEST = 4.0  # factor by which one turn changes it at most
 
@@ -45,15 +45,18 @@ def calibrate(settings: Sequence[Setting], schedule: Schedule) -> Calibration:
 
 
 def _fitted(setting: Setting, arrivals: Sequence[Arrival], wanted: float) -> float:
-    scale = 1.0
+    """Find the scale by bisection: the pace grows with it, slowly on an idle machine and fast near its limit."""
+    scale, low, high = 1.0, 0.0, math.inf
     for _ in range(TURNS):
         run = simulate(replace(setting, times=setting.times.scaled(scale)), arrivals)
         if run.interrupted:
             raise KeyboardInterrupt
         ratio = wanted / simulated_pace(run)
-        scale *= min(max(ratio, 1 / FURTHEST), FURTHEST)
         if abs(ratio - 1) < NEAR:
             break
+        low, high = (scale, high) if ratio > 1 else (low, scale)
+        within = low and high < math.inf
+        scale = math.sqrt(low * high) if within else scale * min(max(ratio, 1 / FURTHEST), FURTHEST)
     return scale
 
 

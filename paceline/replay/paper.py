@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -55,7 +55,6 @@ class Script:
     arrival: Arrival
     tokens: list[int]
     rng: random.Random
-    asked: bool = field(default=False)  # its drafter has read the prompt
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -157,6 +156,13 @@ class PaperDrafter(Drafter):
         self._drafts = drafts
         self._times = times
         self._clock = clock
+        self._unread: set[int] = set()  # sequences that it was not asked about yet
+
+    def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
+        self._unread.add(key)
+
+    def stop(self, key: int) -> None:
+        self._unread.discard(key)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         mine = [self._scripts[ask.sampler.seed] for ask in asks]
@@ -164,9 +170,8 @@ class PaperDrafter(Drafter):
             self._drafts.draw(each.arrival, batch=len(asks), limit=ask.max_draft, rng=each.rng)
             for each, ask in zip(mine, asks, strict=True)
         ]
-        fresh = sum(len(ask.tokens) for each, ask in zip(mine, asks, strict=True) if not each.asked)
-        for each in mine:
-            each.asked = True
+        fresh = sum(len(ask.tokens) for ask in asks if ask.key in self._unread)
+        self._unread.difference_update(ask.key for ask in asks)
         passes = sum(found.passes for found in rounds)
         self._clock.advance(self._times.draft_seconds(asks=len(asks), passes=passes, fresh=fresh))
         return [

@@ -83,7 +83,8 @@ def unknowns(schedule: Schedule) -> list[str]:
 def recorded_run(outcomes: Sequence[RequestOutcome]) -> Record:
     """The figures that the server itself had measured, on its own clock."""
     seconds = max(outcome.started + outcome.latency for outcome in outcomes)
-    return {"arm": "as recorded", "load": "record", **figures(outcomes, seconds=seconds), **_busy(outcomes)}
+    without_chunks = {**figures(outcomes, seconds=seconds), "tokens_per_chunk": None}
+    return {"arm": "as recorded", "load": "record", **without_chunks, **_busy(outcomes)}
 
 
 def _busy(outcomes: Sequence[RequestOutcome]) -> Record:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -35,7 +35,8 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class ObservedStep:
-    shape: PassShape  # its `read` and `attended` are exact where the step only decodes
+    shape: PassShape
+    exact: bool  # the context of every row is known
     prompt_rows: int
     asks: int
     passes: int  # of the drafter's model
@@ -138,55 +139,73 @@ def _run(
         replace(each.request, cache_salt=salt, speculation=OFF if plain else each.request.speculation)
         for each in sample
     ]
-    lengths: dict[str, int] = {}  # of sequences that run: tokens of prompt and answer
-    begun: set[str] = set()  # sequences that have a token
+    watch = _Watch(engine, log, clock, alone=at_once == 1)
     found = []
-    while waiting or lengths:
-        while waiting and len(lengths) < at_once:
+    while waiting or watch.lengths:
+        while waiting and len(watch.lengths) < at_once:
             request = waiting.pop()
             engine.submit(request)
-            lengths[request.id] = len(request.prompt)
-        log.clear()
-        before, began = replace(engine.stats), clock()
-        events = engine.step()
-        wall = clock() - began
-        if engine.dead is not None:
-            raise EngineDead(f"the engine stopped while it ran the sample ({engine.dead})")
-        found.append(_observed(engine, before, events, log, wall, lengths, begun))
-        for event in events:
-            begun.add(event.request_id)
-            lengths[event.request_id] += len(event.tokens)
-            if event.finish is not None:
-                del lengths[event.request_id]
-                tick()
+            watch.lengths[request.id] = len(request.prompt)
+        step, ends = watch.step()
+        found.append(step)
+        for _ in range(ends):
+            tick()
     return found
 
 
-def _observed(
-    engine: Engine,
-    before: object,
-    events: Sequence[TokenEvent],
-    log: DraftLog,
-    wall: float,
-    lengths: Mapping[str, int],
-    begun: set[str],
-) -> ObservedStep:
-    stats = engine.stats
-    rows, draft, verify = (
-        getattr(stats, name) - getattr(before, name) for name in ("rows", "time_draft", "time_verify")
-    )
-    decoding = [event for event in events if event.request_id in begun]
-    outs = sum(1 + event.drafted for event in decoding)
-    shape = PassShape(
-        rows=rows,
-        outs=outs + len(events) - len(decoding),
-        read=sum(lengths[event.request_id] for event in decoding),
-        attended=sum(lengths[event.request_id] * (1 + event.drafted) for event in decoding),
-        drawing=len(events),
-        drafted=any(event.drafted for event in decoding),
-    )
-    host = max(wall - draft - verify, 0.0)
-    return ObservedStep(shape, rows - outs, log.asks, log.passes, log.fresh, draft, verify, host)
+class _Watch:
+    """Watches an engine step by step."""
+
+    def __init__(self, engine: Engine, log: DraftLog, clock: Callable[[], float], *, alone: bool) -> None:
+        """`alone`: one sequence runs at a time, so that it is known how far its prompt was read."""
+        self.lengths: dict[str, int] = {}  # of sequences that run: tokens of prompt and answer
+        self._begun: set[str] = set()  # sequences that have a token
+        self._read = 0  # rows that were computed of the prompt of the sequence that runs alone
+        self._engine = engine
+        self._log = log
+        self._clock = clock
+        self._alone = alone
+
+    def step(self) -> tuple[ObservedStep, int]:
+        """Step the engine, and return what was seen of it and how many answers have ended."""
+        engine, log = self._engine, self._log
+        log.clear()
+        before, began = replace(engine.stats), self._clock()
+        events = engine.step()
+        wall = self._clock() - began
+        if engine.dead is not None:
+            raise EngineDead(f"the engine stopped while it ran the sample ({engine.dead})")
+        draft = engine.stats.time_draft - before.time_draft
+        verify = engine.stats.time_verify - before.time_verify
+        shape, prompt_rows = self._shape(events, engine.stats.rows - before.rows)
+        exact = self._alone or not prompt_rows
+        host = max(wall - draft - verify, 0.0)
+        seen = ObservedStep(shape, exact, prompt_rows, log.asks, log.passes, log.fresh, draft, verify, host)
+        return seen, self._advance(events, prompt_rows)
+
+    def _shape(self, events: Sequence[TokenEvent], rows: int) -> tuple[PassShape, int]:
+        """Return the shape of a pass, and how many of its rows are of prompts."""
+        decoding = {event.request_id: 1 + event.drafted for event in events if event.request_id in self._begun}
+        prompt = rows - sum(decoding.values())
+        first, last = self._read, self._read + prompt
+        read = sum(self.lengths[each] for each in decoding) + (last if prompt else 0)
+        attended = (
+            sum(self.lengths[each] * own for each, own in decoding.items()) + (last - first) * (first + last) // 2
+        )
+        outs = sum(decoding.values()) + len(events) - len(decoding)
+        drafted = any(own > 1 for own in decoding.values())
+        return PassShape(rows, outs, read, attended, drawing=len(events), drafted=drafted), prompt
+
+    def _advance(self, events: Sequence[TokenEvent], prompt_rows: int) -> int:
+        """Follow the sequences; return how many have ended."""
+        self._read += prompt_rows
+        for event in events:
+            self._read = 0
+            self._begun.add(event.request_id)
+            self.lengths[event.request_id] += len(event.tokens)
+            if event.finish is not None:
+                del self.lengths[event.request_id]
+        return sum(event.finish is not None for event in events)
 
 
 def _times(table: PassTable, steps: Sequence[ObservedStep]) -> StepTimes:
@@ -195,23 +214,20 @@ def _times(table: PassTable, steps: Sequence[ObservedStep]) -> StepTimes:
     asked = [step for step in steps if step.asks]
     return StepTimes(
         passes=table,
-        plain_scale=plain,
-        drafted_scale=_scales(table, [step for step in decoding if step.shape.drafted]) or plain,
-        prompt_scale=_scale(
-            table, [step for step in steps if step.prompt_rows and step.prompt_rows == step.shape.rows]
-        ),
+        plain_scale=plain or {1: 1.0},
+        drafted_scale=_scales(table, [step for step in decoding if step.shape.drafted]) or plain or {1: 1.0},
+        prompt_scale=_scale(table, [step for step in steps if step.prompt_rows and step.exact]),
         host=_host(steps),
         draft=_draft(asked),
     )
 
 
 def _scales(table: PassTable, steps: Sequence[ObservedStep]) -> dict[int, float]:
-    """Compare passes inside steps with those of the table, by the number of sequences."""
+    """Compare passes inside steps with those of the table, by the number of sequences; empty without any."""
     sizes = sorted({step.shape.drawing for step in steps})
     groups = {size: [step for step in steps if step.shape.drawing == size] for size in sizes}
-    return {size: _scale(table, group) for size, group in groups.items() if len(group) >= MIN_STEPS} or {
-        1: _scale(table, steps)
-    }
+    known = {size: _scale(table, group) for size, group in groups.items() if len(group) >= MIN_STEPS}
+    return known or ({1: _scale(table, steps)} if steps else {})
 
 
 def _scale(table: PassTable, steps: Sequence[ObservedStep]) -> float:

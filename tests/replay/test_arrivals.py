@@ -50,7 +50,7 @@ def test_what_an_old_record_lacks_is_asked_for(tmp_path: Path) -> None:
     path = write(tmp_path / "r.jsonl", {"id": "a", "prompt_tokens": [1], "sampling": {"n": 2}})
     with pytest.raises(InvalidRequest, match="give --rate R"):
         scheduled(path)
-    with pytest.raises(InvalidRequest, match="nothing can be replayed.*--output-tokens N would give them one"):
+    with pytest.raises(InvalidRequest, match=r"nothing can be replayed.*--output-tokens N would give them one"):
         scheduled(path, rate=1.0)
     found = scheduled(path, rate=1.0, output_tokens=3)
     assert [(each.id, each.answer.length) for each in found.arrivals] == [("a/0", 3), ("a/1", 3)]
@@ -75,5 +75,5 @@ def test_what_cannot_be_replayed_is_left_out_and_said(tmp_path: Path) -> None:
     assert "1 requests have no recorded end and are left out" in notes
     assert "1 answers had no token" in notes
     assert "1 answers need more than the 20 tokens of the context, up to 21, and are left out" in notes
-    with pytest.raises(InvalidRequest, match="nothing can be replayed"):
+    with pytest.raises(InvalidRequest, match=r"nothing can be replayed"):
         scheduled(path, max_context=5)

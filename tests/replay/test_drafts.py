@@ -51,7 +51,7 @@ def test_recorded_acceptance_is_that_of_each_request() -> None:
     everybody = (20 + 2 + 3 * 20) / 42 * (42 / 82)  # too few rounds of its own: as all requests together
     assert mean_accepted(drafts, 3) == pytest.approx(everybody, rel=0.1)
     assert drafts.source == "recorded: 42 rounds of 3 requests"
-    with pytest.raises(InvalidRequest, match="no drafts of 'suffix'.*--acceptance"):
+    with pytest.raises(InvalidRequest, match=r"no drafts of 'suffix'.*--acceptance"):
         recorded_acceptance([good], drafter="suffix")
 
 

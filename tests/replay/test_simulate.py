@@ -1,4 +1,4 @@
-"""A simulated engine: times that can be added up by hand, and the decisions of the real scheduler, cache and governor."""
+"""A simulated engine: times that can be added up by hand, and decisions of the real scheduler, cache and governor."""
 
 from __future__ import annotations
 
