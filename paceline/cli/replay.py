@@ -140,17 +140,24 @@ def _simulated(args: Namespace, traffic: Traffic, real: dict[str, Any] | None) -
         plan = _measured(args, traffic, progress)
         schedule = plan.schedule
         progress.phase("calibrating on the record")
-        given = Calibration(args.scale, f"scaled by {args.scale:g}, as given") if args.scale else None
+        given = Calibration(args.scale, 1.0, f"scaled by {args.scale:g}, as given") if args.scale else None
         scaling = given or calibrate(plan.settings, schedule)
         runs: list[Run] = []
-        for setting in (replace(each, times=each.times.scaled(scaling.scale)) for each in plan.settings):
+        for setting in plan.settings:
             progress.phase(f"simulating {setting.name}", unit="answers", total=len(schedule.arrivals))
-            runs.append(simulate(setting, schedule.arrivals, tick=progress.count))
+            times = setting.times.scaled(scaling.scale, reading=scaling.reading)
+            runs.append(simulate(replace(setting, times=times), schedule.arrivals, tick=progress.count))
             if runs[-1].interrupted:
                 break
     recorded = recorded_outcomes(schedule)
     rows = [*([recorded_run(recorded)] if recorded else []), *map(simulated_run, runs)]
-    facts = {**_facts(args), **plan.facts, "scale": scaling.scale, "scaling": scaling.source}
+    facts = {
+        **_facts(args),
+        **plan.facts,
+        "scale": scaling.scale,
+        "reading": scaling.reading,
+        "scaling": scaling.source,
+    }
     found = record(rows, facts, notes=[*schedule.notes, *unknowns(schedule)])
     if real is not None:
         found["errors_against"] = errors_against(rows[-1], real)

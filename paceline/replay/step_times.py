@@ -74,17 +74,17 @@ class StepTimes:
     def draft_seconds(self, *, asks: int, passes: int, fresh: int) -> float:
         return self.draft[0] + self.draft[1] * asks + self.draft[2] * passes + self.draft[3] * fresh
 
-    def scaled(self, factor: float) -> StepTimes:
-        """Return times with every second `factor` times as long."""
+    def scaled(self, factor: float, *, reading: float = 1.0) -> StepTimes:
+        """Return times with every second `factor` times as long, and those of reading prompts `reading` times more."""
         call, ask, level, fresh = (factor * seconds for seconds in self.draft)
         step, sequence, row = (factor * seconds for seconds in self.host)
         return replace(
             self,
             plain_scale={size: factor * scale for size, scale in self.plain_scale.items()},
             drafted_scale={size: factor * scale for size, scale in self.drafted_scale.items()},
-            prompt_scale=factor * self.prompt_scale,
-            host=(step, sequence, row),
-            draft=(call, ask, level, fresh),
+            prompt_scale=factor * reading * self.prompt_scale,
+            host=(step, sequence, row * reading),
+            draft=(call, ask, level, fresh * reading),
         )
 
     def record(self) -> dict[str, Any]:

@@ -115,10 +115,10 @@ def test_an_engine_that_dies_ends_the_sample() -> None:
 # ── calibration ──
 
 
-def a_schedule(*, scale: float, drafter: str | None) -> Schedule:
+def a_schedule(*, scale: float, reading: float = 1.0, drafter: str | None) -> Schedule:
     """Arrivals with the times that a machine `scale` times as slow would have recorded."""
     plain = [arrival(i, due=0.3 * i, prompt=40, output=30) for i in range(1, 21)]
-    run = simulate(setting(known=KNOWN.scaled(scale), max_step_tokens=64), plain)
+    run = simulate(setting(known=KNOWN.scaled(scale, reading=reading), max_step_tokens=64), plain)
     timed: list[Arrival] = []
     for each, outcome in zip(plain, run.outcomes, strict=True):
         stats = {"time_to_first": outcome.ttft, "time_total": outcome.latency, "drafter": drafter}
@@ -126,12 +126,21 @@ def a_schedule(*, scale: float, drafter: str | None) -> Schedule:
     return Schedule(tuple(timed), ())
 
 
-@pytest.mark.parametrize("scale", [0.5, 1.0, 1.7])
-def test_a_calibrated_simulation_takes_as_long_as_the_record(scale: float) -> None:
+@pytest.mark.parametrize(("scale", "reading"), [(0.5, 1.0), (1.0, 1.5), (1.7, 0.8)])
+def test_a_calibrated_simulation_takes_as_long_as_the_record(scale: float, reading: float) -> None:
     mine = setting("plain", known=KNOWN, max_step_tokens=64, stream_interval=0.1)
-    found = calibrate([mine], a_schedule(scale=scale, drafter=None))
-    assert found.scale == pytest.approx(scale, rel=0.02)
-    assert f"scaled by {found.scale:.3f}: plain" in found.source
+    schedule = a_schedule(scale=scale, reading=reading, drafter=None)
+    found = calibrate([mine], schedule)
+    assert found.scale == pytest.approx(scale, rel=0.06)
+    assert found.reading == pytest.approx(reading, rel=0.15)
+    known = KNOWN.scaled(found.scale, reading=found.reading)
+    run = simulate(setting(known=known, max_step_tokens=64), schedule.arrivals)
+    own = [
+        replace(each, answer=replace(each.answer, stats={"time_to_first": outcome.ttft, "time_total": outcome.latency}))
+        for each, outcome in zip(schedule.arrivals, run.outcomes, strict=True)
+    ]
+    assert recorded_pace(own) == pytest.approx(recorded_pace(schedule.arrivals), rel=0.04)
+    assert f"scaled by {found.scale:.3f}, of reading prompts by {found.reading:.3f} more: plain" in found.source
 
 
 def test_what_cannot_be_calibrated_says_why() -> None:
@@ -142,7 +151,7 @@ def test_what_cannot_be_calibrated_says_why() -> None:
         (replace(a_schedule(scale=2.0, drafter=None), changed=True), "not those of the record"),
     ):
         found = calibrate([mine], schedule)
-        assert found.scale == 1.0
+        assert (found.scale, found.reading) == (1.0, 1.0)
         assert why in found.source
     assert recorded_pace([arrival(1, output=1, time_to_first=1.0, time_total=1.0)]) is None
 
