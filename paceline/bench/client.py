@@ -91,7 +91,7 @@ class Client:
                 return str(answer.json()["data"][0]["id"])
         except self._errors as error:
             raise InvalidRequest(
-                f"no server answers at {self.root} ({_describe(error)}): start one there, or give another --url"
+                f"no server answers at {self.root} ({_describe(error)}): start one there, or give another address"
             ) from error
         except (ValueError, LookupError, TypeError):
             pass

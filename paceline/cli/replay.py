@@ -249,7 +249,9 @@ def _really(args: Namespace, traffic: Traffic) -> dict[str, Any]:
             raise
         interrupted = True
     facts = _facts(args) | {"speed": args.speed}
-    return record([real_record(run, interrupted=interrupted) for run in runs], facts, notes=schedule.notes)
+    asked = len(schedule.arrivals)
+    found = [real_record(run, asked=asked, interrupted=interrupted) for run in runs]
+    return record(found, facts, notes=schedule.notes)
 
 
 async def _send(args: Namespace, schedule: Schedule, runs: list[LoadRun]) -> None:

@@ -35,14 +35,16 @@ def simulated_run(run: Run) -> Record:
     return {
         "arm": run.name,
         "load": "simulated",
-        **figures(run.outcomes, seconds=run.seconds, not_sent=run.not_sent, counters=run.counters),
+        **figures(run.outcomes, seconds=run.seconds, counters=run.counters),
         **_busy(run.outcomes),
+        "never_due": run.not_sent,
         "preemptions": run.stats.preemptions if run.stats is not None else 0,
         "interrupted": run.interrupted,
     }
 
 
-def real_record(run: LoadRun, *, interrupted: bool) -> Record:
+def real_record(run: LoadRun, *, asked: int, interrupted: bool) -> Record:
+    """`asked`: answers of the whole schedule. An interrupt leaves some open, which are in no list."""
     return {
         "arm": run.arm.name,
         "load": "real",
@@ -50,6 +52,7 @@ def real_record(run: LoadRun, *, interrupted: bool) -> Record:
         "base_url": run.arm.client.root,
         **figures(run.outcomes, seconds=run.seconds, not_sent=run.not_sent, counters=run.counters),
         **_busy(run.outcomes),
+        "never_due": asked - len(run.outcomes) - run.not_sent,
         "interrupted": interrupted,
     }
 
@@ -115,8 +118,9 @@ def _conclusion(runs: Sequence[Record], *, interrupted: bool) -> str:
     plain = next((run for run in runs if run["load"] == "simulated" and run["arm"].startswith("plain")), None)
     others = [run for run in runs if run["load"] == "simulated" and run is not plain and run["median_tpot_ms"]]
     if plain is None or not others or not plain["median_tpot_ms"]:
-        done = sum(run["completed"] for run in runs)
-        return f"{lead}{done} of {sum(map(_asked, runs))} answers came to their end."
+        mine = [run for run in runs if run["load"] != "record"]
+        done = sum(run["completed"] for run in mine)
+        return f"{lead}{done} of {sum(map(_asked, mine))} answers came to their end."
     best = min(others, key=lambda run: float(run["median_tpot_ms"]))
     return (
         f"{lead}Simulated, {best['arm']} against {plain['arm']}: TPOT {best['median_tpot_ms']:.1f} instead of "
@@ -127,7 +131,7 @@ def _conclusion(runs: Sequence[Record], *, interrupted: bool) -> str:
 
 
 def _asked(run: Record) -> int:
-    return int(run["completed"]) + int(run["failed"]) + int(run["not_sent"])
+    return sum(int(run[name]) for name in ("completed", "failed", "not_sent", "never_due"))
 
 
 def text(found: Record) -> str:

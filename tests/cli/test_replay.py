@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.bench.fake_server import FakeServer, good, serving
+from paceline.cli.progress import Progress
+from tests.bench.fake_server import FakeServer, good, plain, serving
 from tests.cli.conftest import Cli
 from tests.replay.recorded import ended, taken, write
 
@@ -119,6 +120,28 @@ def test_an_interrupt_says_that_the_result_is_partial(
     assert status == 130
     assert "Interrupted: a part of the traffic." in out
     assert "ngram ≤16" not in out
+
+
+def test_an_interrupted_real_replay_keeps_what_came(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Progress, "count", stop)
+    with serving(FakeServer(good(words=8))) as server:
+        status, out, _ = cli("replay", a_record(tmp_path), "--real", server.url)
+    assert status == 130
+    assert "Interrupted: a part of the traffic. 1 of 6 answers came to their end." in out
+
+
+def test_a_server_that_fails_is_no_success(cli: Cli, tmp_path: Path) -> None:
+    def refuse(body: Any, number: int) -> Any:
+        yield plain(500, '{"error": {"message": "no"}}')
+
+    with serving(FakeServer(refuse)) as server:
+        status, out, _ = cli("replay", a_record(tmp_path), "--real", server.url, "--speed", 50)
+    assert status == 1
+    assert "6 × 500: no" in out
+    assert "0 of 6 answers came to their end." in out
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_time_may_run_faster(tmp_path: Path) -> None:
         run = replay(server.url, a_schedule(tmp_path, speed=1000.0))
     assert run.complete
     assert run.counters is None
-    found = record([real_record(run, interrupted=False)], {"acceptance": None}, notes=["a note"])
+    found = record([real_record(run, asked=2, interrupted=False)], {"acceptance": None}, notes=["a note"])
     assert found["runs"][0]["completed"] == 2
     assert 0 < found["runs"][0]["busy_seconds"] <= run.seconds
     shown = text(found)
