@@ -24,14 +24,14 @@ from paceline.types import Request, SamplingParams
 from tests.replay.recorded import arrival, setting
 from tests.rig import LIMITS
 
-TABLE = PassTable({1: 0.01, 257: 0.042}, {1: 0.002, 129: 0.034}, read_token=1e-5, attended_token=2e-6)
+TABLE = PassTable({1: 0.01, 257: 0.042}, {1: 0.002, 129: 0.034}, read_token=1e-5, attended_token=2e-5)
 KNOWN = StepTimes(TABLE, {1: 1.2, 4: 1.5}, {1: 1.6}, 1.1, host=(1e-3, 5e-4, 1e-5), draft=(2e-3, 5e-4, 1e-3, 2e-5))
 TRAITS = DrafterTraits("ngram", max_draft=6, ends_drafts=False, weighs_cost=False)
 SIZE = 5  # requests of the sample
 
 
 def an_engine(known: StepTimes, clock: PaperClock, *, drafts: bool = True) -> tuple[Engine, list[Sampled]]:
-    config = EngineConfig.of(**{**LIMITS, "fixed_draft": True, "max_sequences": 4, "max_step_tokens": 128})
+    config = EngineConfig.of(**{**LIMITS, "fixed_draft": True, "max_sequences": 4, "max_step_tokens": 32})
     arrivals = [arrival(number, prompt=30 + 11 * number, output=60) for number in range(1, SIZE + 1)]
     scripts = {each.number: script(each, max_draft=config.max_draft, seed=0) for each in arrivals}
     forward = PaperForward(scripts, num_pages=400, times=known, clock=clock)
