@@ -174,7 +174,9 @@ def _object(record: Any, *, where: str) -> Mapping[str, Any]:
 def _prompt(record: Mapping[str, Any], *, name: str, path: Path, number: int) -> Prompt:
     where = f"{path}:{number}"
     if "prompt_length" in record and "prompt_tokens" not in record:
-        raise InvalidRequest(f"{where}: was recorded without its text; record without --record-without-text")
+        raise InvalidRequest(
+            f"{where}: was recorded without its text: serve without --record-without-text to record prompts"
+        )
     asked = _recorded(record, where) if "prompt_tokens" in record else _said(record, where)
     return Prompt(
         id=str(_first(record, ID_FIELDS, default=f"{name}/{number}")),
