@@ -91,7 +91,7 @@ class Client:
                 return str(answer.json()["data"][0]["id"])
         except self._errors as error:
             raise InvalidRequest(
-                f"no server answers at {self.root} ({_describe(error)}): start one there, or give another --url"
+                f"no server answers at {self.root} ({_describe(error)}): start one there, or give another address"
             ) from error
         except (ValueError, LookupError, TypeError):
             pass
@@ -143,7 +143,7 @@ def body(prompt: BenchPrompt, endpoint: Endpoint, fields: Mapping[str, Any]) -> 
         said = {"prompt": list(prompt.tokens) or prompt.text}
     said |= {"max_tokens": prompt.max_tokens, "seed": prompt.seed}
     said |= {"stream": True, "stream_options": {"include_usage": True}}
-    return said | dict(fields)
+    return said | dict(prompt.fields) | dict(fields)
 
 
 async def _read_stream(outcome: RequestOutcome, answer: httpx.Response) -> None:

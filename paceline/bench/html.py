@@ -1,4 +1,4 @@
-"""Records of `bench serve`, `bench offline` and `bench compare` as one self-contained HTML file.
+"""Records of `bench serve`, `bench offline`, `bench compare` and `replay` as one self-contained HTML file.
 
 Text from a file, a server or a command line is escaped.
 """
@@ -32,6 +32,7 @@ def page(record: Record, *, title: str, compared: Sequence[Record] = ()) -> str:
         "" if offline else _section("Runs", _runs(record)),
         _section("Arms in turns", _arms(record["comparisons"])) if record.get("comparisons") else "",
         _section("Plots", f'<div class="charts">{"".join(map(svg, charts(record)))}</div>'),
+        _section("Notes", _notes(record["notes"])) if record.get("notes") else "",
         f'<p class="note">{escape(record.get("definition", ""))}</p>',
     ]
     return (
@@ -61,6 +62,10 @@ def _runs(record: Record) -> str:
     runs = runs_of(record)
     failed = "".join(f'<p class="bad">{escape(line)}</p>' for run in runs for line in serve_text.failures(run))
     return table(serve_text.HEADER, [serve_text.run_row(run) for run in runs], words=3) + failed
+
+
+def _notes(notes: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in notes)}</ul>"
 
 
 def _cells(record: Record) -> str:

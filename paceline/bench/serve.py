@@ -158,7 +158,7 @@ async def _block(
     due = times(run.load, count=len(prompts), arrivals=plan.arrivals, seed=plan.seed + number)
     began = time.perf_counter()
     try:
-        await _send(run, block, list(zip(due, prompts, strict=True)), fields, began, tick)
+        await send_all(run, block, list(zip(due, prompts, strict=True)), fields, began, tick)
     finally:
         block.seconds = time.perf_counter() - began
     after = await run.arm.client.counters()
@@ -168,7 +168,7 @@ async def _block(
         raise ServerGone
 
 
-async def _send(
+async def send_all(
     run: LoadRun,
     block: Block,
     due: Sequence[tuple[float, BenchPrompt]],

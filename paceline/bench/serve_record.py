@@ -13,6 +13,7 @@ from typing import Any
 
 from paceline.bench.client import RequestOutcome
 from paceline.bench.conclusion import conclusion, of_ratio
+from paceline.bench.counters import SpecCounters
 from paceline.bench.serve import Block, LoadPlan, LoadRun
 from paceline.bench.statistics import Ratio, paired_ratio, summary
 
@@ -57,11 +58,6 @@ def _conclusion(runs: Sequence[Record], pairs: Sequence[Record], *, interrupted:
 
 
 def run_record(run: LoadRun, *, goodput: Mapping[str, float]) -> Record:
-    outcomes = run.outcomes
-    good = [outcome for outcome in outcomes if outcome.good]
-    seconds = run.seconds or float("inf")
-    total_in, total_out = sum(o.prompt_tokens for o in good), sum(o.output_tokens for o in good)
-    chunks = sum(o.chunks for o in good)
     return {
         "arm": run.arm.name,
         "model_id": run.arm.model,
@@ -71,26 +67,44 @@ def run_record(run: LoadRun, *, goodput: Mapping[str, float]) -> Record:
         "request_rate": run.load.rate if run.load.rate is not None else "inf",
         "last_request_rate": run.load.last_rate,
         "temperature": run.temperature,
-        "duration": run.seconds,
+        **figures(run.outcomes, seconds=run.seconds, not_sent=run.not_sent, counters=run.counters, goodput=goodput),
+        "block_seconds": [block.seconds for block in run.blocks],
+        "block_output_tokens": [sum(o.output_tokens for o in block.outcomes if o.good) for block in run.blocks],
+    }
+
+
+def figures(
+    outcomes: Sequence[RequestOutcome],
+    *,
+    seconds: float,
+    not_sent: int = 0,
+    counters: SpecCounters | None = None,
+    goodput: Mapping[str, float] | None = None,
+) -> Record:
+    """Summarise requests that took `seconds` together."""
+    good = [outcome for outcome in outcomes if outcome.good]
+    lasted = seconds or float("inf")
+    total_in, total_out = sum(o.prompt_tokens for o in good), sum(o.output_tokens for o in good)
+    chunks = sum(o.chunks for o in good)
+    return {
+        "duration": seconds,
         "completed": len(good),
         "failed": len(outcomes) - len(good),
-        "not_sent": run.not_sent,
+        "not_sent": not_sent,
         "total_input_tokens": total_in,
         "total_output_tokens": total_out,
         "tokens_counted_by": "server" if all(o.counted for o in good) else "chunks",
-        "request_throughput": len(good) / seconds,
-        "request_goodput": sum(_within(o, goodput) for o in good) / seconds if goodput else None,
-        "output_throughput": total_out / seconds,
-        "total_token_throughput": (total_in + total_out) / seconds,
+        "request_throughput": len(good) / lasted,
+        "request_goodput": sum(_within(o, goodput) for o in good) / lasted if goodput else None,
+        "output_throughput": total_out / lasted,
+        "total_token_throughput": (total_in + total_out) / lasted,
         "max_concurrent_requests": most_at_once(outcomes),
         "tokens_per_chunk": total_out / chunks if chunks else None,
         "tokens_per_chunk_counts": _counts(good),
         **_latencies(good),
-        **(run.counters.record() if run.counters else {}),
+        **(counters.record() if counters else {}),
         "categories": categories(good),
         **_lists(outcomes),
-        "block_seconds": [block.seconds for block in run.blocks],
-        "block_output_tokens": [sum(o.output_tokens for o in block.outcomes if o.good) for block in run.blocks],
     }
 
 

@@ -45,6 +45,8 @@ def text(record: Record) -> str:
 
 
 def load_title(run: Record) -> str:
+    if "load" in run:
+        return str(run["load"])
     rate = run.get("request_rate")
     shown = "" if rate in (None, "inf") else f"{rate:g}/s"
     if run.get("last_request_rate"):

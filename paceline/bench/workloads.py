@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from paceline.prompts.files import find, read_prompts, spread
 from paceline.prompts.hard import HARD, hard_prompts
@@ -44,6 +45,7 @@ class BenchPrompt:
     tokens: tuple[int, ...] = ()  # instead of messages, for a recorded request
     max_tokens: int = 128
     seed: int = 0
+    fields: Mapping[str, Any] = field(default_factory=dict)  # further ones of the request's body
 
     @property
     def text(self) -> str:

@@ -212,14 +212,14 @@ def _facts(args: Namespace, *, interrupted: bool) -> dict[str, Any]:
     return {
         "date": time.strftime("%Y%m%d-%H%M%S"),
         "backend": "openai-chat" if args.endpoint == "chat" else "openai",
-        "command": shlex.join(["paceline", *_without_key(sys.argv[1:])]),
+        "command": shlex.join(["paceline", *without_key(sys.argv[1:])]),
         "client_machine": describe(torch.device("cpu")),
         "prompts": args.prompts,
         "interrupted": interrupted,
     }
 
 
-def _without_key(words: Sequence[str]) -> list[str]:
+def without_key(words: Sequence[str]) -> list[str]:
     """The words of the command line without the API key, for the record."""
     hidden = [word.partition("=")[0] + "=…" if word.startswith("--api-key=") else word for word in words]
     return ["…" if before == "--api-key" else word for before, word in zip(["", *hidden], hidden, strict=False)]

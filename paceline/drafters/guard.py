@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 from torch import Tensor
@@ -30,6 +30,16 @@ from paceline.types import Off
 logger = logging.getLogger(__name__)
 
 FAILURES = 3  # failures in a row after which a drafter is out of use
+
+
+class Listener(Protocol):
+    """Is told of every draft that the engine asks for, and of what became of it: for measurements."""
+
+    def drafted(self, asks: Sequence[Ask], drafts: Sequence[Draft]) -> None:
+        """Hear the drafts for these asks; those of a drafter that failed are empty."""
+
+    def judged(self, key: int, accepted: int) -> None:
+        """Hear how many tokens of the latest draft for a sequence were right; not called if the sequence has ended."""
 
 
 class Guard:
@@ -50,6 +60,7 @@ class Guard:
         self.ends_drafts = drafter.ends_drafts
         self.weighs_cost = drafter.weighs_cost
         self.needs_prediction = drafter.needs_prediction
+        self.listener: Listener | None = None
 
     def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
         self._post(self._drafter.start, key, lane, self._kept(tokens))
@@ -57,8 +68,10 @@ class Guard:
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """Ask for drafts, and wait for them."""
         before = self._failures
-        drafts = self._call(self._drafter.propose, asks)
-        return self._checked(asks, drafts, failed=self._failures > before)
+        drafts = self._checked(asks, self._call(self._drafter.propose, asks), failed=self._failures > before)
+        if self.listener is not None:
+            self.listener.drafted(asks, drafts)
+        return drafts
 
     def exchange(self, asks: Sequence[Ask]) -> list[tuple[Ask, Draft]]:
         """Ask for drafts, and return the asks that are answered by now, which may be earlier ones.
@@ -97,6 +110,8 @@ class Guard:
         return [EMPTY] * len(asks)
 
     def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
+        if self.listener is not None:
+            self.listener.judged(key, accepted)
         self._post(self._drafter.observe, key, self._kept(tokens), accepted)
 
     def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool, wait: bool = True) -> dict[int, Off]:

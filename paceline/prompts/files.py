@@ -4,8 +4,8 @@ A source is a set by name (`humaneval`: its file is looked up under a data direc
 package), or a path: JSON lines (`.jsonl`, also `.gz`), a JSON list, or plain text with one prompt a line. A line has
 its prompt under `turns` (the first counts), `messages`, `conversations`, `prompt`, `question`, `text` or `instruction`;
 one with a `schema` asks for JSON that follows it, one with a `function` for a call of it in JSON. A line with
-`prompt_tokens` is a recorded request with the sampling parameters it had. Messages of a user after the first answer are
-kept, but are no prompts.
+`prompt_tokens` is a recorded request with the sampling parameters it had; the line of its end is no prompt. Messages of
+a user after the first answer are kept, but are no prompts.
 Nothing is downloaded, and nothing is skipped silently: a line that cannot be used is an error that names file and line.
 Only a recorded request that a crash has torn, at the end of a file, is left out with a warning.
 """
@@ -113,13 +113,14 @@ def spread(given: Sequence[T], *, count: int) -> list[T]:
 def _read(path: Path, *, name: str) -> Iterator[Prompt]:
     number = 0
     try:
-        for number, record in _records(path):
-            yield _prompt(record, name=name, path=path, number=number)
+        for number, record in records(path):
+            if not is_end(record):
+                yield _prompt(record, name=name, path=path, number=number)
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise InvalidRequest(f"{path}:{number + 1}: cannot be read ({error}); give a whole file in UTF-8") from error
 
 
-def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yield the records of a file with their line numbers; those of a JSON list with their places in it."""
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", encoding="utf-8-sig") as lines:
@@ -139,6 +140,11 @@ def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
                 yield number, _object(_parsed(line, where=where), where=where)
             else:
                 yield number, {"prompt": line.rstrip("\n")}
+
+
+def is_end(record: Mapping[str, Any]) -> bool:
+    """True for the line of a recorded request that tells how an answer to it ended, and has no prompt."""
+    return "ended" in record and "id" in record
 
 
 def is_torn(line: bytes) -> bool:
@@ -167,6 +173,10 @@ def _object(record: Any, *, where: str) -> Mapping[str, Any]:
 
 def _prompt(record: Mapping[str, Any], *, name: str, path: Path, number: int) -> Prompt:
     where = f"{path}:{number}"
+    if "prompt_length" in record and "prompt_tokens" not in record:
+        raise InvalidRequest(
+            f"{where}: was recorded without its text: serve without --record-without-text to record prompts"
+        )
     asked = _recorded(record, where) if "prompt_tokens" in record else _said(record, where)
     return Prompt(
         id=str(_first(record, ID_FIELDS, default=f"{name}/{number}")),
@@ -245,15 +255,21 @@ def _role_and_text(message: Any) -> tuple[str, str | None]:
 
 
 def _recorded(record: Mapping[str, Any], where: str) -> dict[str, Any]:
-    tokens, options = record["prompt_tokens"], dict(record.get("sampling") or {})
+    tokens = record["prompt_tokens"]
     if not isinstance(tokens, list) or not tokens or not all(type(token) is int for token in tokens):
         raise InvalidRequest(f"{where}: prompt_tokens must be a list of token ids; mend or remove the line")
+    return {"tokens": tuple(tokens), "sampling": sampling_of(record.get("sampling"), where)}
+
+
+def sampling_of(recorded: Any, where: str) -> SamplingParams:
+    """Make the sampling parameters of a recorded request."""
     try:
+        options = dict(recorded or {})
         if options.get("grammar") is not None:
             options["grammar"] = Grammar(**options["grammar"])
         options["logit_bias"] = {int(token): bias for token, bias in (options.get("logit_bias") or {}).items()}
-        return {"tokens": tuple(tokens), "sampling": SamplingParams.of(**options)}
-    except (TypeError, ValueError) as error:
+        return SamplingParams.of(**options)
+    except (TypeError, ValueError, AttributeError) as error:
         raise InvalidRequest(f"{where}: sampling parameters that no request has ({error}); remove the line") from None
 
 

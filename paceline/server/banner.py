@@ -53,7 +53,8 @@ def _access(settings: Settings) -> str:
 def _recording(settings: Settings) -> Facts:
     if settings.record is None:
         return {}
-    return {"record": f"{settings.record_share:.0%} of the requests, PROMPTS INCLUDED, are kept in {settings.record}"}
+    what = ", without their texts," if settings.record_without_text else ", PROMPTS INCLUDED,"
+    return {"record": f"{settings.record_share:.0%} of the requests{what} are kept in {settings.record}"}
 
 
 def announce(facts: Facts, settings: Settings) -> None:

@@ -100,7 +100,11 @@ def serve(load: Load, settings: Settings, *, listener: socket.socket, source: So
     settings = with_descriptors(replace(settings, port=listener.getsockname()[1]))
     bridge = Bridge(model=name, max_waiting=settings.max_waiting, stream_interval=settings.stream_interval)
     if settings.record is not None:
-        bridge.watchers.append(Recorder(settings.record, share=settings.record_share).take)
+        recorder = Recorder(
+            settings.record, share=settings.record_share, model=name, text=not settings.record_without_text
+        )
+        bridge.watchers.append(recorder.take)
+        bridge.listeners.append(recorder.hear)
 
     def ready() -> None:
         announce(chosen(bridge.llm, name, settings), settings)

@@ -59,8 +59,10 @@ HELP = {
     "log_json": "one JSON object a line",
     "otlp_endpoint": "where OpenTelemetry traces go, such as http://127.0.0.1:4318/v1/traces; none: no traces",
     "log_prompts": "prompts stand in the log",
-    "record": "a file to which requests are added, PROMPTS included, for `paceline audit` to replay (default: none)",
+    "record": "a file to which requests are added, PROMPTS included, for `paceline audit` and `paceline replay` "
+    "(default: none)",
     "record_share": "of the requests that are recorded: 1 for all",
+    "record_without_text": "record lengths and hashes alone, without token ids: enough for `paceline replay`",
 }
 
 
@@ -108,6 +110,7 @@ class Settings:
     log_prompts: bool = False
     record: str | None = None
     record_share: float = 0.01
+    record_without_text: bool = False
 
     @classmethod
     def of(cls, **options: Any) -> Self:
@@ -223,4 +226,5 @@ RELOADABLE = frozenset(HINTS) - {
     "otlp_endpoint",
     "record",
     "record_share",
+    "record_without_text",
 }

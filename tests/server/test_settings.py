@@ -59,6 +59,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "otlp_endpoint": ("http://collector:4318/v1/traces", "http://collector:4318/v1/traces"),
     "record": ("served.jsonl", "served.jsonl"),
     "record_share": ("0.5", 0.5),
+    "record_without_text": ("true", True),
 }
 NAMES = [field.name for field in fields(Settings)]
 
