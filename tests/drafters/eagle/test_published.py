@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -29,7 +29,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def drafts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[tuple[int, ...], tuple[int, ...]]]]:
+def drafts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Every draft of an EAGLE drafter, with the tokens that it follows."""
     seen: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     propose = EagleDrafter.propose
@@ -41,7 +41,7 @@ def drafts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[tuple[int, ..
         return found
 
     monkeypatch.setattr(EagleDrafter, "propose", spy)
-    yield seen
+    return seen
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
