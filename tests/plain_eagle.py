@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file
@@ -22,16 +22,36 @@ def rms(x: Tensor, weight: Tensor) -> Tensor:
     return x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * weight
 
 
-def rotate(x: Tensor, theta: float) -> Tensor:
-    """Rotate x [length, heads, dim], whose rows are positions 0, 1, …"""
+class Rows(NamedTuple):
+    """The rows of a pass: those of a text, or of all its drafts at once, to train on them. All tensors are [rows]."""
+
+    positions: Tensor
+    turns: Tensor  # 0: a row with a true state; n: the n-th drafted row after one
+
+    @classmethod
+    def of(cls, length: int, turns: int = 1) -> Rows:
+        """Rows 0 … length - 1, and `turns` - 1 drafted rows after each of them."""
+        at, turn = torch.arange(length).repeat(turns), torch.arange(turns).repeat_interleave(length)
+        return cls(at + turn, turn)
+
+    def seen(self, window: int) -> Tensor:
+        """Rows that each row attends to, [rows, rows]: true ones up to where its draft began, and its own draft."""
+        began = self.positions - self.turns
+        true = (self.turns == 0) & (self.positions <= began[:, None])
+        own = (began == began[:, None]) & (self.turns <= self.turns[:, None])
+        return (true | own) & (self.positions[:, None] - self.positions < (window or 1 << 30))
+
+
+def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+    """Rotate x [length, heads, dim]."""
     half = x.shape[-1] // 2
-    angles = torch.arange(len(x))[:, None] * theta ** (-torch.arange(half) / half)
+    angles = positions[:, None] * theta ** (-torch.arange(half) / half)
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]
     a, b = x[..., :half], x[..., half:]
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 
-def attention(inputs: Tensor, get: Any, shape: Mapping[str, Any], window: int = 0) -> Tensor:
+def attention(inputs: Tensor, rows: Rows, get: Any, shape: Mapping[str, Any], window: int) -> Tensor:
     """Causal attention of one layer, before its output projection; `get` finds `q_proj.weight` and the like."""
     heads, keys, dim = shape["num_attention_heads"], shape["num_key_value_heads"], shape["head_dim"]
 
@@ -43,19 +63,25 @@ def attention(inputs: Tensor, get: Any, shape: Mapping[str, Any], window: int = 
         return out if norm is None else rms(out, norm)
 
     theta = shape["rope_theta"]
-    q, k = rotate(project("q", heads), theta), rotate(project("k", keys), theta)
+    q, k = (rotate(project(name, count), rows.positions, theta) for name, count in (("q", heads), ("k", keys)))
     k, v = (x.repeat_interleave(heads // keys, dim=1) for x in (k, project("v", keys)))
     scores = torch.einsum("ihd,jhd->hij", q, k) / dim**0.5
-    back = torch.arange(len(inputs))[:, None] - torch.arange(len(inputs))
-    seen = (back >= 0) & (back < (window or 1 << 30))
-    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    weights = scores.masked_fill(~rows.seen(window), -torch.inf).softmax(-1)
     return torch.einsum("hij,jhd->ihd", weights, v).flatten(1)
 
 
-def layer(x: Tensor, inputs: Tensor, tensors: Mapping[str, Tensor], prefix: str, shape: Mapping[str, Any]) -> Tensor:
+def layer(
+    x: Tensor,
+    inputs: Tensor,
+    tensors: Mapping[str, Tensor],
+    prefix: str,
+    shape: Mapping[str, Any],
+    rows: Rows | None = None,
+) -> Tensor:
     """One decoder layer, whose attention reads `inputs` and whose residual stream is x."""
+    rows = rows or Rows.of(len(x))
     window = shape.get("sliding_window", 0) if "sliding_attention" in (shape.get("layer_types") or ()) else 0
-    attended = attention(inputs, lambda name: tensors.get(f"{prefix}self_attn.{name}"), shape, window)
+    attended = attention(inputs, rows, lambda name: tensors.get(f"{prefix}self_attn.{name}"), shape, window)
     x = x + attended @ tensors[f"{prefix}self_attn.o_proj.weight"].T
     normed = rms(x, tensors[f"{prefix}post_attention_layernorm.weight"])
     gate, up, down = (tensors[f"{prefix}mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
@@ -115,9 +141,45 @@ class PlainHead:
         for _ in range(count):
             y = self._layers(g, following)
             found.append(self._token(y[-1]))
-            more = rms(y[-1:], self.tensors["norm.weight"]) if self.values.get("norm_output") else y[-1:]
-            g, following = torch.cat([g, more]), [*following, found[-1]]
+            g, following = torch.cat([g, self.carried(y[-1:])]), [*following, found[-1]]
         return found
+
+    def train(self, tokens: Sequence[int], *, turns: int, steps: int) -> None:
+        """Fit the head to one text: to all drafts of `turns` tokens that begin in it."""
+        for name, tensor in self.tensors.items():
+            self.tensors[name] = tensor.requires_grad_(tensor.dtype == torch.float32)
+        learning = torch.optim.Adam([tensor for tensor in self.tensors.values() if tensor.requires_grad], lr=5e-3)
+        states, _ = self.target.states(tokens)
+        features = torch.cat([states[place] for place in self._places(len(states) - 1)], dim=1)
+        for _ in range(steps):
+            loss = self._loss(features, list(tokens), turns)
+            learning.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            learning.step()
+        self.tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
+
+    def _loss(self, features: Tensor, tokens: list[int], turns: int) -> Tensor:
+        count = len(tokens) - 1 - turns  # rows with true states from which whole drafts begin
+        wanted = [token for turn in range(turns) for token in tokens[2 + turn : 2 + turn + count]]
+        following = [token for turn in range(turns) for token in tokens[1 + turn : 1 + turn + count]]
+        g = self._fuse(features[:count])
+        if "mask_hidden" in self.tensors:
+            mask = self._fuse(self.tensors["mask_hidden"].view(1, -1)).expand(count * (turns - 1), -1)
+            following[count:] = [self.values["mask_token_id"]] * len(mask)
+            y = self._layers(torch.cat([g, mask]), following, Rows.of(count, turns))
+            return torch.nn.functional.cross_entropy(self.logits(y), torch.tensor(wanted))
+        for turn in range(1, turns + 1):
+            y = self._layers(g, following[: turn * count], Rows.of(count, turn))
+            g = torch.cat([g, self.carried(y[-count:])])
+        return torch.nn.functional.cross_entropy(self.logits(y), torch.tensor(wanted))
+
+    def carried(self, y: Tensor) -> Tensor:
+        """The state of the position after y."""
+        return rms(y, self.tensors["norm.weight"]) if self.values.get("norm_output") else y
+
+    def logits(self, y: Tensor) -> Tensor:
+        output = self.tensors.get("lm_head.weight", self.target.output)
+        return rms(y, self.tensors["norm.weight"]) @ output.T
 
     def _places(self, layers: int) -> list[int]:
         ids = self.values.get("eagle_aux_hidden_state_layer_ids")
@@ -134,19 +196,20 @@ class PlainHead:
             features = torch.cat([rms(p, self.tensors[f"fc_norm.{i}.weight"]) for i, p in enumerate(parts)], dim=1)
         return features @ self.tensors["fc.weight"].T
 
-    def _layers(self, g: Tensor, following: Sequence[int]) -> Tensor:
+    def _layers(self, g: Tensor, following: Sequence[int], rows: Rows | None = None) -> Tensor:
         embedded = rms(self.embedding[list(following)], self.tensors["layers.0.input_layernorm.weight"])
         normed = rms(g, self.tensors["layers.0.hidden_norm.weight"])
         first = self.values.get("norm_before_residual", "speculators_model_type" in self.values)
-        x = layer(normed if first else g, torch.cat([embedded, normed], dim=1), self.tensors, "layers.0.", self.shape)
+        inputs = torch.cat([embedded, normed], dim=1)
+        x = layer(normed if first else g, inputs, self.tensors, "layers.0.", self.shape, rows)
         for index in range(1, self.shape["num_hidden_layers"]):
             prefix = f"layers.{index}."
-            x = layer(x, rms(x, self.tensors[f"{prefix}input_layernorm.weight"]), self.tensors, prefix, self.shape)
+            inputs = rms(x, self.tensors[f"{prefix}input_layernorm.weight"])
+            x = layer(x, inputs, self.tensors, prefix, self.shape, rows)
         return x
 
     def _token(self, y: Tensor) -> int:
-        output = self.tensors.get("lm_head.weight", self.target.output)
-        best = int((output @ rms(y, self.tensors["norm.weight"])).argmax())
+        best = int(self.logits(y).argmax())
         return best + int(self.tensors["d2t"][best]) if "d2t" in self.tensors else best
 
     def _fused_draft(self, tokens: Sequence[int], states: Tensor, count: int) -> list[int]:
