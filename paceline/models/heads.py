@@ -127,7 +127,8 @@ def _norms(file: HeadTensors, config: EagleConfig) -> dict[str, Weight]:
         norms["fc_norm"] = file.vector("input_norm.weight", config.width)
     elif config.feature_norms:
         parts = [file.vector(f"fc_norm.{i}.weight", each) for i in range(config.feature_norms)]
-        norms["fc_norm"] = torch.cat(parts)
+        # Joining tensors without data would import torch's compiler, which takes seconds.
+        norms["fc_norm"] = torch.empty(config.width, device="meta") if file.blank else torch.cat(parts)
     return norms
 
 
