@@ -253,10 +253,10 @@ def _mask_token(fields: Fields, vocab: int) -> int:
 
 def _check_target(config: EagleConfig, target: ModelConfig, source: str) -> None:
     """Raise if sizes show that the head was trained for another target."""
-    own = config.decoder.hidden_size if config.fuses_tokens else target.hidden_size
-    if config.target_hidden_size != target.hidden_size or own != target.hidden_size:
+    size = config.decoder.hidden_size if config.fuses_tokens else config.target_hidden_size
+    if size != target.hidden_size:
         raise InvalidRequest(
-            f"{source}: a head for hidden states of size {config.target_hidden_size}, the target's have "
+            f"{source}: a head for hidden states of size {size}, the target's have "
             f"{target.hidden_size}; take a head that was trained for this target"
         )
     if config.decoder.vocab_size != target.vocab_size:
