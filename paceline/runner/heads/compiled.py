@@ -87,6 +87,7 @@ class CompiledHead:
         return pick(self._library, self.threads, logits, inverse_temperatures, keys, ids=self.ids)
 
     def draft(self, batch: Batch, features: Tensor | None, wanted: Sequence[TreeRequest], *, width: int) -> list[Tree]:
+        assert self.mask is None, "a P-EAGLE head drafts chains, in one pass"
         return self._trees.draft(batch, features, wanted, width=width)
 
     def _output(self, outs: int) -> Output:

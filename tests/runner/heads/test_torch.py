@@ -145,9 +145,11 @@ HEADS = {
     ),
     "three layers with windows": random_eagle(CONFIG, draft_vocab=40, layers=3, window=5, feature_norms=1, seed=5),
     "biases": random_eagle(CONFIG, draft_vocab=40, qkv_bias=True, seed=6),
-    "P-EAGLE": random_eagle(CONFIG, draft_vocab=40, kind="P-EAGLE", mask_token=3, layers=2, seed=7),
 }
-EAGLE_1 = random_eagle(CONFIG, taps=(2,), kind="EAGLE-1", without=("head",), seed=8)
+OTHERS = {
+    "P-EAGLE": random_eagle(CONFIG, draft_vocab=40, kind="P-EAGLE", mask_token=3, layers=2, seed=7),
+    "EAGLE-1": random_eagle(CONFIG, taps=(2,), kind="EAGLE-1", without=("head",), seed=8),
+}
 
 
 def both(head: EagleHead, format: str = "int8") -> tuple[CompiledHead, TorchHead]:
@@ -157,10 +159,10 @@ def both(head: EagleHead, format: str = "int8") -> tuple[CompiledHead, TorchHead
 
 
 @pytest.mark.parametrize("format", ["int8", "int4"])
-@pytest.mark.parametrize("name", [*HEADS, "EAGLE-1"])
+@pytest.mark.parametrize("name", [*HEADS, *OTHERS])
 def test_a_compiled_head_is_the_one_of_plain_torch(name: str, format: str) -> None:
     """Passes read the target's hidden states, then the head's own output, while sequences leave one by one."""
-    made = EAGLE_1 if name == "EAGLE-1" else HEADS[name]
+    made = {**HEADS, **OTHERS}[name]
     heads = both(made, format)
     outputs = [head(FIRST, features=FEATURES[:, : made.config.width].contiguous()) for head in heads]
     last, positions = [4 - 1, 5 - 1, 22 - 1], [4, 1, 17]
