@@ -14,69 +14,103 @@ from torch import Tensor
 
 from paceline.kernels.quant import Weight
 from paceline.models.config import ModelConfig
-from paceline.models.heads import EagleConfig, EagleHead, MedusaHead
+from paceline.models.eagle_config import EagleConfig, Kind
+from paceline.models.heads import EagleHead, MedusaHead
 
-PUBLISHED = {
-    "fc": "fc.weight",
-    "embed_norm": "midlayer.input_layernorm.weight",
-    "hidden_norm": "midlayer.hidden_norm.weight",
-    "mlp_norm": "midlayer.post_attention_layernorm.weight",
-    "norm": "norm.weight",
-    "head": "lm_head.weight",
-    "embed": "embed_tokens.weight",
-    **{name: f"midlayer.self_attn.{name}_proj.weight" for name in "qkvo"},
-    **{name: f"midlayer.mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
+LAYER = {
+    "attn_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    **{f"{name}_norm": f"self_attn.{name}_norm" for name in "qk"},
+    **{name: f"self_attn.{name}_proj" for name in "qkvo"},
+    **{name: f"mlp.{name}_proj" for name in ("gate", "up", "down")},
 }
+PUBLISHED = {"embed_norm": "layers.0.input_layernorm", "head": "lm_head", "embed": "embed_tokens"}
 
 
 def random_eagle(
     target: ModelConfig,
     *,
-    taps: tuple[int, int, int] = (0, 1, 1),
+    taps: tuple[int, ...] = (0, 1, 1),
     draft_vocab: int | None = None,
     hidden: int | None = None,
     norm_first: bool = False,
+    layers: int = 1,
+    feature_norms: int = 0,
+    norm_output: bool = False,
+    window: int = 0,
+    kind: Kind = "EAGLE-3",
+    mask_token: int | None = None,
+    without: tuple[str, ...] = (),
     seed: int = 0,
+    **variants: bool,
 ) -> EagleHead:
-    """With a `hidden` size of its own it has an embedding of its own."""
+    """With a `hidden` size of its own it has an embedding of its own. `variants`: fields of its layers' config, such as
+    `qk_norm`. `without`: weights that it takes from the target."""
     generator = torch.Generator().manual_seed(seed)
-    layer = replace(target, num_layers=1, hidden_size=hidden or target.hidden_size, windows=(), tied_head=False)
+    windows = (window,) * layers if window else ()
+    sizes = {"num_layers": layers, "hidden_size": hidden or target.hidden_size, "windows": windows, "tied_head": False}
     size = draft_vocab or target.vocab_size
-    shapes = eagle_shapes(layer, target_hidden=target.hidden_size, draft_vocab=size)
-    if hidden is not None:
-        shapes["embed"] = (target.vocab_size, hidden)
-    weights: dict[str, Weight] = {
-        name: 1 + 0.1 * torch.randn(shape, generator=generator)
-        if len(shape) == 1
-        else 0.13 * torch.randn(shape, generator=generator)
-        for name, shape in shapes.items()
-    }
-    ids = torch.randperm(target.vocab_size, generator=generator)[:size].sort().values.to(torch.int32)
     config = EagleConfig(
-        layer=layer,
+        decoder=replace(target, **{**sizes, **variants}),
         draft_vocab_size=size,
         target_hidden_size=target.hidden_size,
         taps=taps,
+        kind=kind,
         norm_first=norm_first,
+        feature_norms=feature_norms,
+        norm_output=norm_output,
+        mask_token=mask_token,
     )
+    shapes = eagle_shapes(config)
+    if hidden is not None or mask_token is not None:
+        shapes["embed"] = (target.vocab_size, config.decoder.hidden_size)
+    weights: dict[str, Weight] = {
+        name: (1 if name.endswith("norm") else 0)
+        + (0.1 if len(shape) == 1 else 0.13) * torch.randn(shape, generator=generator)
+        for name, shape in shapes.items()
+        if name not in without
+    }
+    ids = torch.randperm(target.vocab_size, generator=generator)[:size].sort().values.to(torch.int32)
     return EagleHead(config=config, weights=weights, ids=ids)
 
 
-def eagle_shapes(layer: ModelConfig, *, target_hidden: int, draft_vocab: int) -> dict[str, tuple[int, ...]]:
+def eagle_shapes(config: EagleConfig) -> dict[str, tuple[int, ...]]:
+    decoder, hidden, pairs = config.decoder, config.decoder.hidden_size, config.fuses_tokens
+    shapes: dict[str, tuple[int, ...]] = {"fc": (hidden, config.fc_inputs)}
+    if not pairs:
+        shapes |= dict.fromkeys(("embed_norm", "layers.0.attn_norm"), (hidden,))
+    for index in range(decoder.num_layers):
+        wide = index == 0 and not pairs
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in layer_shapes(decoder, wide=wide).items()}
+        if index:
+            shapes[f"layers.{index}.attn_norm"] = (hidden,)
+    if not pairs:
+        shapes["norm"] = (hidden,)
+    if config.feature_norms:
+        shapes["fc_norm"] = (config.width,)
+    if config.mask_token is not None:
+        shapes["mask"] = (config.width,)
+    return shapes | {"head": (config.draft_vocab_size, hidden)}
+
+
+def layer_shapes(layer: ModelConfig, *, wide: bool) -> dict[str, tuple[int, ...]]:
     hidden, middle = layer.hidden_size, layer.intermediate_size
-    queries, keys = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
-    return {
-        "fc": (hidden, 3 * target_hidden),
-        **dict.fromkeys(("embed_norm", "hidden_norm", "mlp_norm", "norm"), (hidden,)),
-        "q": (queries, 2 * hidden),
-        "k": (keys, 2 * hidden),
-        "v": (keys, 2 * hidden),
+    queries, keys, inputs = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim, (1 + wide) * hidden
+    shapes: dict[str, tuple[int, ...]] = {
+        "mlp_norm": (hidden,),
+        "q": (queries, inputs),
+        "k": (keys, inputs),
+        "v": (keys, inputs),
         "o": (hidden, queries),
         "gate": (middle, hidden),
         "up": (middle, hidden),
         "down": (hidden, middle),
-        "head": (draft_vocab, hidden),
     }
+    if layer.qk_norm:
+        shapes |= dict.fromkeys(("q_norm", "k_norm"), (layer.head_dim,))
+    if layer.qkv_bias:
+        shapes |= {"q.bias": (queries,), "k.bias": (keys,), "v.bias": (keys,)}
+    return shapes
 
 
 def random_medusa(target: ModelConfig, *, heads: int = 3, layers: int = 1, seed: int = 0) -> list[MedusaHead]:
@@ -97,9 +131,12 @@ def random_medusa(target: ModelConfig, *, heads: int = 3, layers: int = 1, seed:
 
 def eagle_values(head: EagleHead) -> dict[str, Any]:
     """As in its config.json."""
-    config, layer = head.config, head.config.layer
+    config, layer = head.config, head.config.decoder
+    parallel = {"parallel_drafting": True, "mask_token_id": config.mask_token} if config.mask_token is not None else {}
+    layers = {"num_hidden_layers": layer.num_layers} if layer.num_layers > 1 else {}
+    windows = {"layer_types": ["sliding_attention"] * layer.num_layers, "sliding_window": max(layer.windows, default=0)}
     return {
-        "architectures": ["LlamaForCausalLMEagle3"],
+        "architectures": ["EagleLlamaForCausalLM" if config.fuses_tokens else "LlamaForCausalLMEagle3"],
         "hidden_size": layer.hidden_size,
         "intermediate_size": layer.intermediate_size,
         "num_attention_heads": layer.num_heads,
@@ -112,16 +149,45 @@ def eagle_values(head: EagleHead) -> dict[str, Any]:
         "max_position_embeddings": layer.max_context,
         "target_hidden_size": config.target_hidden_size,
         "norm_before_residual": config.norm_first,
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(config.taps)},
+        "norm_output": config.norm_output,
+        "norm_before_fc": config.feature_norms == 1,
+        "fc_norm": config.feature_norms > 1,
+        "attention_bias": layer.qkv_bias,
+        "eagle_aux_hidden_state_layer_ids": list(config.taps),
+        **parallel,
+        **layers,
+        **(windows if layer.windows else {}),
     }
 
 
 def eagle_tensors(head: EagleHead) -> dict[str, Tensor]:
-    """As in its model.safetensors."""
-    chosen = torch.zeros(head.config.layer.vocab_size, dtype=torch.bool)
+    """As in its model.safetensors, with the first layer under the name of a single one."""
+    chosen = torch.zeros(head.config.decoder.vocab_size, dtype=torch.bool)
     chosen[head.ids.long()] = True
-    weights = {PUBLISHED[name]: weight for name, weight in head.weights.items() if isinstance(weight, Tensor)}
-    return {**weights, "d2t": head.ids.long() - torch.arange(len(head.ids)), "t2d": chosen}
+    tensors: dict[str, Tensor] = {}
+    for name, weight in head.weights.items():
+        assert isinstance(weight, Tensor)
+        tensors |= _published(head.config, name, weight)
+    tensors = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}
+    return {**tensors, "d2t": head.ids.long() - torch.arange(len(head.ids)), "t2d": chosen}
+
+
+def _published(config: EagleConfig, name: str, weight: Tensor) -> dict[str, Tensor]:
+    if name == "mask":
+        return {"mask_hidden": weight[None, None]}
+    if name == "fc_norm":
+        parts = weight.chunk(config.feature_norms)
+        return (
+            {"input_norm.weight": weight}
+            if len(parts) == 1
+            else {f"fc_norm.{i}.weight": part for i, part in enumerate(parts)}
+        )
+    whole, kind = name.removesuffix(".bias"), "bias" if name.endswith(".bias") else "weight"
+    if whole == "layers.0.attn_norm":
+        return {"layers.0.hidden_norm.weight": weight}
+    prefix, _, last = whole.rpartition(".")
+    full = f"{prefix}.{LAYER[last]}" if prefix else PUBLISHED.get(whole, whole)
+    return {f"{full}.{kind}": weight}
 
 
 def medusa_tensors(heads: list[MedusaHead]) -> dict[str, Tensor]:

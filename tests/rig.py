@@ -84,21 +84,31 @@ class MedusaMade:
         return MedusaOnDevice(heads, tap=self.taps[0], min_confidence=self.min_confidence)
 
 
+FLAGS = {"norm_first": True, "norm_output": True, "qk_norm": True, "qkv_bias": True, "window": 7, "layers": 2}
+NETWORKS: Mapping[str, Mapping[str, Any]] = {  # with seeds whose drafts are right now and then
+    "EAGLE-3": {},
+    "EAGLE-3 with flags": {**FLAGS, "feature_norms": 2, "seed": 1},
+    "P-EAGLE": {"kind": "P-EAGLE", "mask_token": 5, "layers": 2, "seed": 1},
+    "EAGLE-1": {"kind": "EAGLE-1", "without": ("head",)},
+}
+
+
 @dataclass(frozen=True)
 class EagleMade:
     """A drafter with a random head, which on the compiled backend is compiled."""
 
     draft_vocab: int = VOCAB
     min_confidence: float | None = 0.0
-    taps: tuple[int, int, int] = (0, 1, 1)
+    taps: tuple[int, ...] = (0, 1, 1)
     vocab_size: int = VOCAB
     branches: int | None = 1  # on a device; None: by the number of sequences
+    network: str = "EAGLE-3"  # a key of NETWORKS
 
     def __call__(self, context: BuildContext, backend: str) -> Drafter:
         return EagleDrafter(
             self.forward(context.target, backend, context.pool.num_pages, context.max_context),
             taps=self.taps,
-            width=3 * TARGET.config.hidden_size,
+            width=self.head.config.width,
             lanes=context.lanes,
             pool=context.pool,
             vocab_size=context.vocab_size,
@@ -115,7 +125,7 @@ class EagleMade:
     @property
     def head(self) -> EagleHead:
         config = replace(TARGET.config, vocab_size=self.vocab_size)
-        return random_eagle(config, taps=self.taps, draft_vocab=self.draft_vocab)
+        return random_eagle(config, taps=self.taps, draft_vocab=self.draft_vocab, **NETWORKS[self.network])
 
     def forward(self, target: Forward, backend: str, pages: int, max_context: int) -> HeadForward:
         if backend == "compiled":
@@ -165,6 +175,9 @@ RIGS: Mapping[str, Mapping[str, Made]] = {
         "eagle": EagleMade(),
         "eagle-narrow": EagleMade(draft_vocab=40),
         "eagle-hesitant": EagleMade(min_confidence=0.05),
+        "eagle-flags": EagleMade(draft_vocab=40, taps=(1, 3), network="EAGLE-3 with flags"),
+        "eagle-parallel": EagleMade(network="P-EAGLE"),
+        "eagle-1": EagleMade(taps=(2,), network="EAGLE-1"),
     },
     "prediction": {"prediction": lambda context, backend: PredictionDrafter()},
     "medusa": {"medusa": MedusaMade(), "medusa-hesitant": MedusaMade(min_confidence=0.02)},
@@ -216,6 +229,9 @@ DEVICE_RIGS: Mapping[str, Model | LookupOnDevice | EagleMade | MedusaMade] = {
     "eagle-tree": EagleMade(draft_vocab=40, branches=3),
     "eagle-by-seats": EagleMade(branches=None),
     "eagle-thin-tree": EagleMade(min_confidence=0.02, branches=2),
+    "eagle-flags": EagleMade(draft_vocab=40, taps=(1, 3), branches=3, network="EAGLE-3 with flags"),
+    "eagle-parallel": EagleMade(network="P-EAGLE"),
+    "eagle-1": EagleMade(taps=(2,), branches=2, network="EAGLE-1"),
     "medusa": MedusaMade(),
 }
 

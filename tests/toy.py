@@ -103,6 +103,9 @@ class ToyForward:
     def embed(self, tokens: Tensor) -> Tensor:
         return torch.from_numpy(table(8, self.vocab_size, HIDDEN)[tokens.numpy()])
 
+    def project(self, states: Tensor) -> Tensor:
+        return states @ torch.from_numpy(table(9, self.vocab_size, HIDDEN)).T
+
     def pick(self, logits: Tensor, scales: Tensor, keys: Tensor) -> Tensor:
         return pick(load_library(), 1, logits, scales, keys)
 

@@ -14,8 +14,9 @@ Row r attends to these slots, in the order of positions:
 A sliding window w further limits this to the last w of them.
 
 A *tap* is a place where hidden states are kept for drafters that read them. In a model of n layers, tap i < n is the
-residual stream that enters layer i, and tap n is the state after the last norm. A Forward gets its taps when it is
-made. It keeps no hidden states if it has no taps, or if a batch does not ask for them.
+residual stream that enters layer i, tap n is the state after the last norm, and tap n + 1 the stream before that norm.
+A Forward gets its taps when it is made. It keeps no hidden states if it has no taps, or if a batch does not ask for
+them.
 
 Nothing here depends on requests, drafters or queues.
 """
@@ -110,6 +111,10 @@ class Forward(Protocol):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Look up embeddings [n, hidden] of tokens int32 [n], unscaled, for heads without an embedding of their own."""
+
+    def project(self, states: Tensor) -> Tensor:
+        """Compute float32 logits [n, vocab] from states [n, hidden], as those after the last norm, for heads without an
+        output layer of their own."""
 
     def pick(self, logits: Tensor, inverse_temperatures: Tensor, keys: Tensor) -> Tensor:
         """Draw argmax(logits [n, vocab] * inverse_temperatures [n] + gumbel(keys [n, 2])) as int64 [n].

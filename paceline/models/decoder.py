@@ -21,6 +21,8 @@ from paceline.models.config import ModelConfig, RopeScaling
 from paceline.models.rope import layer_rope, rope_frequencies, turns
 from paceline.models.tensor_names import Weight
 
+Angles = Sequence[tuple[Tensor, Tensor]]  # cosines and sines [rows, head_dim / 2] of the rotations, by kind of layer
+
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
@@ -60,15 +62,27 @@ class Decoder:
         x = self.embed(batch.tokens)
         if self.config.embedding_scale != 1.0:
             x = x * torch.tensor(self.config.embedding_scale, dtype=self.dtype, device=x.device)
-        angles = [turns(batch.positions, frequencies) for frequencies in self.frequencies]
-        for index, layer in enumerate(self.layers):
+        angles = self.angles(batch.positions)
+        for index in range(len(self.layers)):
             if kept is not None and index in taps:
                 kept.append(x)
-            x = x + self._attention(index, layer, x, angles[layer.frequencies], backend)
-            x = x + self._mlp(layer, x, backend)
+            x = self.layer(index, x, angles, backend)
         if kept is not None and len(self.layers) in taps:
             kept.append(self.states(x))
+        if kept is not None and len(self.layers) + 1 in taps:
+            kept.append(x)
         return x
+
+    def layer(self, index: int, x: Tensor, angles: Angles, backend: Backend, *, inputs: Tensor | None = None) -> Tensor:
+        """Compute the output of a layer from x [rows, hidden]. Attention reads `inputs`, or the norm of x."""
+        if inputs is None:
+            inputs = self._norm(f"{self.layers[index].prefix}.attn_norm", x)
+        x = x + self._attention(index, inputs, angles, backend)
+        return x + self._mlp(self.layers[index], x, backend)
+
+    def angles(self, positions: Tensor) -> Angles:
+        """Return cosines and sines of the rotations at positions [rows], for each kind of layer."""
+        return [turns(positions, frequencies) for frequencies in self.frequencies]
 
     def states(self, hidden: Tensor) -> Tensor:
         """Compute the states [n, hidden] after the last norm from hidden states [n, hidden]."""
@@ -76,24 +90,25 @@ class Decoder:
 
     def logits(self, hidden: Tensor, backend: Backend) -> Tensor:
         """Compute float32 logits [n, vocab] from hidden states [n, hidden]."""
-        head = self.weights["embed" if self.config.tied_head else "head"]
-        return backend.linear(self.states(hidden), head).float()
+        return self.project(self.states(hidden), backend)
+
+    def project(self, states: Tensor, backend: Backend) -> Tensor:
+        """Compute float32 logits [n, vocab] from states [n, hidden] after the last norm."""
+        return backend.linear(states, self.weights["embed" if self.config.tied_head else "head"]).float()
 
     def embed(self, tokens: Tensor) -> Tensor:
         return embed(tokens, self.weights["embed"], self.dtype)
 
-    def _attention(
-        self, index: int, layer: LayerSpec, x: Tensor, angles: tuple[Tensor, Tensor], backend: Backend
-    ) -> Tensor:
-        config, prefix = self.config, layer.prefix
-        x = self._norm(f"{prefix}.attn_norm", x)
+    def _attention(self, index: int, x: Tensor, angles: Angles, backend: Backend) -> Tensor:
+        config, layer = self.config, self.layers[index]
+        prefix, turned = layer.prefix, angles[layer.frequencies]
         q = self._linear(f"{prefix}.q", x, backend).view(len(x), -1, config.head_dim)
         k = self._linear(f"{prefix}.k", x, backend).view(len(x), -1, config.head_dim)
         v = self._linear(f"{prefix}.v", x, backend).view(len(x), -1, config.head_dim)
         if config.qk_norm:
             q, k = self._norm(f"{prefix}.q_norm", q), self._norm(f"{prefix}.k_norm", k)
-        backend.store(index, rope(k, *angles), v)
-        out = backend.attend(index, rope(q, *angles), window=layer.window, scale=self.scale)
+        backend.store(index, rope(k, *turned), v)
+        out = backend.attend(index, rope(q, *turned), window=layer.window, scale=self.scale)
         out = self._linear(f"{prefix}.o", out.flatten(1), backend)
         return self._norm(f"{prefix}.post_attn_norm", out) if config.post_norms else out
 

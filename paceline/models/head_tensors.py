@@ -20,6 +20,7 @@ from paceline.models.safetensors import DTYPES, SINGLE, SafetensorsFolder
 
 HEAD_DTYPES = DTYPES | {"I8": torch.int8, "U8": torch.uint8, "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool}
 SCALE, MINIMUM = "_scale", "_minimum"  # ends of tensor names
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")  # ends of file names
 SINGLES = (SINGLE, "medusa_lm_head.safetensors")
 
 
@@ -27,9 +28,10 @@ class HeadTensors:
     """Tensors by name. Each is taken once, and `finish` raises if one is left."""
 
     def __init__(self, directory: Path, *, prefixes: Mapping[str, str], blank: bool = False) -> None:
-        """`prefixes` maps the beginning of a published name to its replacement; the first that fits is used. `blank`:
-        only headers are read, and tensors are on the device "meta"."""
+        """`prefixes` maps the beginning of a published name to its replacement; each that fits is used, in order.
+        `blank`: only headers are read, and tensors are on the device "meta"."""
         single = next((name for name in SINGLES if (directory / name).exists()), SINGLE)
+        _refuse_pickles(directory, single)
         folder = SafetensorsFolder(directory, dtypes=HEAD_DTYPES, single=single)
         self.label = folder.label
         self.blank = blank
@@ -62,6 +64,10 @@ class HeadTensors:
 
     def vector(self, name: str, size: int) -> Tensor:
         return self._floating(name, self.take(name, (size,))).float()
+
+    def flat(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Take a tensor of floats of any shape as a vector."""
+        return self._floating(name, self.take(name, shape)).float().flatten()
 
     def integers(self, name: str, size: int) -> Tensor:
         tensor = self.take(name, (size,))
@@ -134,5 +140,16 @@ def _described(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 def _renamed(name: str, prefixes: Mapping[str, str]) -> str:
     for prefix, new in prefixes.items():
         if name.startswith(prefix):
-            return new + name[len(prefix) :]
+            name = new + name[len(prefix) :]
     return name
+
+
+def _refuse_pickles(directory: Path, single: str) -> None:
+    """Raise if a head comes as pickle alone: reading one runs the code that it contains."""
+    if (directory / single).exists() or any(directory.glob("*.safetensors*")):
+        return
+    pickles = sorted(path.name for end in PICKLES for path in directory.glob(f"*{end}"))
+    if pickles:
+        raise ModelFileError(
+            f"{directory}: {pickles[0]} is a pickle, which can run code when it is read; convert it to {SINGLE}"
+        )

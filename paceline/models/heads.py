@@ -1,62 +1,42 @@
-"""EAGLE-3 and Medusa-1 heads, read from the files in which they are published.
+"""EAGLE and Medusa-1 heads, read from the files in which they are published.
 
-An EAGLE-3 head is one decoder layer. At position i it combines a state g with the embedding of token i + 1 and guesses
-token i + 2. The state comes from the target's hidden states at three taps, or is the head's own output one position
-before:
-
-    g = fc(three hidden states), or the y of the position before
-    x = g + attention(norm(embedding) │ norm(g))
-    y = x + mlp(norm(x));   logits = head(norm(y)), over a draft vocabulary that `ids` translates
-
-Two layouts are read: `LlamaForCausalLMEagle3` and that of the `speculators` library. Medusa heads read the target's
-last hidden state alone; each guesses the token one position after that of the head before it. A head that does not fit
-the target raises an error here; it is not left to draft badly.
+`models.eagle_config` says what an EAGLE head computes, and reads its config.json. Here are its weights, by names that
+do not depend on the layout of the file. Medusa heads read the target's last hidden state alone; each guesses the token
+one position after that of the head before it. A head that does not fit the target raises an error here; it is not left
+to draft badly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.errors import InvalidRequest, ModelFileError, UnsupportedModel, VocabularyMismatch
+from paceline.errors import InvalidRequest, ModelFileError
 from paceline.kernels.quant import GROUP, Quantised, Weight, dequantise, quantise, values_of
 from paceline.models.config import ModelConfig
 from paceline.models.directory import member, read_json
+from paceline.models.eagle_config import EagleConfig, eagle_config
 from paceline.models.fields import Fields
 from paceline.models.head_tensors import HeadTensors
-from paceline.models.hf_config import config_from_hf
 from paceline.models.weights import described
 
-EAGLE = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
-LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-EAGLE_NAMES = {"model.": "", "midlayer.": "layer.", "layers.0.": "layer."}  # prefixes, see HeadTensors
+# Prefixes of published names, see HeadTensors. One layer has no number in some layouts.
+EAGLE_NAMES = {"model.": "", "midlayer.": "layers.0.", "transformer.": "layers.0.", "fusion_fc.": "fc."}
 MEDUSA_NAMES = {"medusa_head.": "", "medusa_heads.": ""}
 BITS = {"int8": 8, "int4": 4}
 SKETCH = "lm_head.sketch"  # the tensor of EagleHead.sketch
 
 
 @dataclass(frozen=True, slots=True)
-class EagleConfig:
-    """The config of an EAGLE-3 head."""
-
-    layer: ModelConfig  # config of its one layer; `vocab_size` is the target's
-    draft_vocab_size: int
-    target_hidden_size: int
-    taps: tuple[int, ...]  # layers of the target whose input it reads, in the order of fc's inputs
-    norm_first: bool  # True: the residual stream begins with norm(g), not with g
-
-
-@dataclass(frozen=True, slots=True)
 class EagleHead:
-    """An EAGLE-3 head.
+    """An EAGLE head.
 
-    weights: fc  embed_norm  hidden_norm  q  k  v  o  mlp_norm  gate  up  down  norm  head, and embed unless the head
-    uses the target's embedding
+    weights: fc, layers.i.{attn_norm, q, k, v, o, q_norm, k_norm, mlp_norm, gate, up, down}, biases as NAME.bias; where
+    the network has them embed_norm, fc_norm, norm and mask, the features of drafted positions; and embed and head
+    unless the head uses those of the target. `layers.0.attn_norm` is the norm of g.
     """
 
     config: EagleConfig
@@ -91,106 +71,100 @@ class MedusaHead:
 def load_eagle(directory: Path, target: ModelConfig, *, blank: bool = False) -> EagleHead:
     """Load a head. `blank`: its tensors are without data, on the device "meta"; only headers are read."""
     path = member(directory, "config.json")
-    config = eagle_config(read_json(path), target, source=str(path))
+    values = read_json(path)
     file = HeadTensors(directory, prefixes=EAGLE_NAMES, blank=blank)
+    config = eagle_config(values, target, source=str(path), has=file.__contains__)
     weights = _eagle_weights(file, config, target)
-    ids, sketch = _ids(file, config), _sketch(file, config.layer.hidden_size)
+    ids, sketch = _ids(file, config), _sketch(file, config.decoder.hidden_size)
+    file.leave(*(name for name in file.names() if name.endswith("rotary_emb.inv_freq")))  # computed, not read
     file.finish()
     return EagleHead(config=config, weights=weights, ids=ids, sketch=sketch, files=tuple(file.files()))
 
 
-def eagle_config(values: Mapping[str, Any], target: ModelConfig, *, source: str) -> EagleConfig:
-    fields = Fields(values, source=source)
-    _check_kind(fields)
-    inner = fields.inner("transformer_layer_config")
-    shape = {**(inner.values or values), "architectures": ["LlamaForCausalLM"]}
-    layers = Fields(shape, source=source).integer("num_hidden_layers", 1)
-    if layers != 1:
-        raise UnsupportedModel(f"{source}: a head of {layers} layers; EAGLE-3 heads have one")
-    layer = config_from_hf({"rms_norm_eps": 1e-5, **shape, "num_hidden_layers": 1}, source=source)
-    config = EagleConfig(
-        layer=layer,
-        draft_vocab_size=fields.integer("draft_vocab_size", layer.vocab_size, high=layer.vocab_size),
-        target_hidden_size=fields.integer("target_hidden_size", layer.hidden_size, high=1 << 17),
-        taps=_taps(fields, target),
-        norm_first=fields.flag("norm_before_residual", False),
-    )
-    _check_target(config, target, source)
-    return config
-
-
-def _check_kind(fields: Fields) -> None:
-    names = fields.get("architectures") or []
-    name = names[0] if isinstance(names, list) and names else None
-    kind = fields.get("speculators_model_type")
-    if name not in EAGLE and kind != "eagle3":
-        raise UnsupportedModel(
-            f"{fields.source}: {kind or name!r:.100} is no EAGLE-3 head; supported: {', '.join(EAGLE)}, or a "
-            "speculators_model_type of eagle3"
-        )
-    if fields.inner("eagle_config").flag("use_aux_hidden_state", True) is False:
-        raise UnsupportedModel(f"{fields.source}: a head on the last hidden state alone (use_aux_hidden_state false)")
-    for key in ("norm_before_fc", "parallel_drafting"):
-        if fields.flag(key, False):
-            raise UnsupportedModel(f"{fields.source}: {key}, which Paceline does not know")
-
-
-def _taps(fields: Fields, target: ModelConfig) -> tuple[int, ...]:
-    layers = target.num_layers
-    inner = fields.inner("eagle_config")
-    given = inner.get(LAYER_IDS) if inner.get(LAYER_IDS) is not None else fields.get(LAYER_IDS)
-    if given is None:
-        given = [2, layers // 2, layers - 3]
-    if not isinstance(given, list) or len(given) != 3 or not all(type(i) is int and 0 <= i < layers for i in given):
-        raise fields.error(LAYER_IDS, f"is {given!r:.100}; allowed: three layers of the target, from 0 to {layers - 1}")
-    return tuple(given)
-
-
-def _check_target(config: EagleConfig, target: ModelConfig, source: str) -> None:
-    """Raise if sizes show that the head was trained for another target."""
-    if config.target_hidden_size != target.hidden_size:
-        raise InvalidRequest(
-            f"{source}: a head for hidden states of size {config.target_hidden_size}, the target's have "
-            f"{target.hidden_size}; take a head that was trained for this target"
-        )
-    if config.layer.vocab_size != target.vocab_size:
-        raise VocabularyMismatch(
-            f"{source}: a head for a vocabulary of {config.layer.vocab_size}, the target's has {target.vocab_size}; "
-            "take a head that was trained for this target"
-        )
-
-
 def _eagle_weights(file: HeadTensors, config: EagleConfig, target: ModelConfig) -> dict[str, Weight]:
-    layer, hidden = config.layer, config.layer.hidden_size
-    queries, keys = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
-    weights: dict[str, Weight] = {
-        "fc": file.matrix("fc", hidden, 3 * config.target_hidden_size),
-        "embed_norm": file.vector("layer.input_layernorm.weight", hidden),
-        "hidden_norm": file.vector("layer.hidden_norm.weight", hidden),
-        "q": file.matrix("layer.self_attn.q_proj", queries, 2 * hidden),
-        "k": file.matrix("layer.self_attn.k_proj", keys, 2 * hidden),
-        "v": file.matrix("layer.self_attn.v_proj", keys, 2 * hidden),
-        "o": file.matrix("layer.self_attn.o_proj", hidden, queries),
-        "mlp_norm": file.vector("layer.post_attention_layernorm.weight", hidden),
-        "gate": file.matrix("layer.mlp.gate_proj", layer.intermediate_size, hidden),
-        "up": file.matrix("layer.mlp.up_proj", layer.intermediate_size, hidden),
-        "down": file.matrix("layer.mlp.down_proj", hidden, layer.intermediate_size),
-        "norm": file.vector("norm.weight", hidden),
-        "head": file.matrix("lm_head", config.draft_vocab_size, hidden),
-    }
+    hidden = config.decoder.hidden_size
+    weights: dict[str, Weight] = {**_matrix(file, "fc", "fc", hidden, config.fc_inputs)}
+    weights |= _norms(file, config)
+    for index in range(config.decoder.num_layers):
+        weights |= _layer(file, config, index)
+    if config.mask_token is not None:
+        weights["mask"] = file.flat("mask_hidden", (1, 1, config.width))
+    if "lm_head.weight" in file:
+        weights["head"] = file.matrix("lm_head", config.draft_vocab_size, hidden)
+    else:
+        _check_shared(file, "lm_head.weight", "output layer", config, target)
     if "embed_tokens.weight" in file:
         weights["embed"] = file.matrix("embed_tokens", target.vocab_size, hidden)
-    elif hidden != target.hidden_size:
-        raise ModelFileError(
-            f"{file.label}: embed_tokens.weight is missing, and the target's embedding of {target.hidden_size} does "
-            f"not fit a head of {hidden}"
-        )
+    else:
+        _check_shared(file, "embed_tokens.weight", "embedding", config, target)
     return weights
+
+
+def _check_shared(file: HeadTensors, name: str, what: str, config: EagleConfig, target: ModelConfig) -> None:
+    """Raise if the head lacks a matrix, and cannot use that of the target."""
+    hidden, size = config.decoder.hidden_size, config.draft_vocab_size
+    if hidden != target.hidden_size:
+        raise ModelFileError(
+            f"{file.label}: {name} is missing, and the target's {what} of {target.hidden_size} does not fit a head of "
+            f"{hidden}"
+        )
+    if what == "output layer" and size != target.vocab_size:
+        raise ModelFileError(
+            f"{file.label}: {name} [{size}, {hidden}] is missing, and the target's has {target.vocab_size} outputs"
+        )
+
+
+def _norms(file: HeadTensors, config: EagleConfig) -> dict[str, Weight]:
+    """Take the norms outside of the layers."""
+    if config.fuses_tokens:
+        return {}
+    hidden, each = config.decoder.hidden_size, config.target_hidden_size
+    norms: dict[str, Weight] = {
+        "embed_norm": file.vector("layers.0.input_layernorm.weight", hidden),
+        "norm": file.vector("norm.weight", hidden),
+    }
+    if config.feature_norms == 1 and "fc_norm.0.weight" not in file:
+        norms["fc_norm"] = file.vector("input_norm.weight", config.width)
+    elif config.feature_norms:
+        parts = [file.vector(f"fc_norm.{i}.weight", each) for i in range(config.feature_norms)]
+        # Joining tensors without data would import torch's compiler, which takes seconds.
+        norms["fc_norm"] = torch.empty(config.width, device="meta") if file.blank else torch.cat(parts)
+    return norms
+
+
+def _layer(file: HeadTensors, config: EagleConfig, index: int) -> dict[str, Weight]:
+    """Take one layer. The first reads token and state side by side in EAGLE-3, and has no norm before it in EAGLE-1."""
+    decoder, hidden, of = config.decoder, config.decoder.hidden_size, f"layers.{index}."
+    queries, keys = decoder.num_heads * decoder.head_dim, decoder.num_kv_heads * decoder.head_dim
+    inputs = 2 * hidden if index == 0 and not config.fuses_tokens else hidden
+    weights: dict[str, Weight] = {}
+    if index or not config.fuses_tokens:
+        norm = "input_layernorm" if index else "hidden_norm"
+        weights[f"{of}attn_norm"] = file.vector(f"{of}{norm}.weight", hidden)
+    for name, outputs in {"q": queries, "k": keys, "v": keys}.items():
+        weights |= _matrix(file, of + name, f"{of}self_attn.{name}_proj", outputs, inputs, bias=decoder.qkv_bias)
+    if decoder.qk_norm:
+        weights |= {f"{of}{n}_norm": file.vector(f"{of}self_attn.{n}_norm.weight", decoder.head_dim) for n in "qk"}
+    weights |= _matrix(file, f"{of}o", f"{of}self_attn.o_proj", hidden, queries)
+    weights[f"{of}mlp_norm"] = file.vector(f"{of}post_attention_layernorm.weight", hidden)
+    for name in ("gate", "up"):
+        weights |= _matrix(file, of + name, f"{of}mlp.{name}_proj", decoder.intermediate_size, hidden)
+    return weights | _matrix(file, f"{of}down", f"{of}mlp.down_proj", hidden, decoder.intermediate_size)
+
+
+def _matrix(
+    file: HeadTensors, name: str, published: str, outputs: int, inputs: int, *, bias: bool = False
+) -> dict[str, Weight]:
+    """Take a matrix, and its bias if the file has one; `bias`: it must have one."""
+    found: dict[str, Weight] = {name: file.matrix(published, outputs, inputs)}
+    if bias or f"{published}.bias" in file:
+        found[f"{name}.bias"] = file.vector(f"{published}.bias", outputs)
+    return found
 
 
 def _ids(file: HeadTensors, config: EagleConfig) -> Tensor:
     """Read the target's token for each output of the head, int32 [draft vocabulary]."""
-    vocab, size = config.layer.vocab_size, config.draft_vocab_size
+    vocab, size = config.decoder.vocab_size, config.draft_vocab_size
     if file.blank:
         file.leave("d2t", "t2d")
         return torch.empty(size, dtype=torch.int32, device="meta")

@@ -18,7 +18,8 @@ from paceline.errors import UnknownOption
 from paceline.kernels.quant import Weight
 from paceline.models.config import ModelConfig, RopeScaling
 from paceline.models.directory import member, read_json
-from paceline.models.heads import EagleConfig, EagleHead
+from paceline.models.eagle_config import EagleConfig
+from paceline.models.heads import EagleHead
 from paceline.models.hf_config import config_from_hf
 from paceline.models.tensor_names import expected_shapes
 
@@ -110,19 +111,21 @@ def random_eagle(
     target: ModelConfig, *, draft_vocab: int, device: torch.device | str, dtype: torch.dtype, seed: int = 2
 ) -> EagleHead:
     """Make an EAGLE-3 head of random weights: one layer in the target's shape, on three taps and its embedding."""
-    layer = replace(target, num_layers=1, windows=(), tied_head=False, qk_norm=False, post_norms=False)
+    decoder = replace(target, num_layers=1, windows=(), tied_head=False, qk_norm=False, post_norms=False)
     taps = tuple(min(max(tap, 0), target.num_layers - 1) for tap in (2, target.num_layers // 2, target.num_layers - 3))
     random = torch.Generator(device).manual_seed(seed)
     hidden, middle = target.hidden_size, target.intermediate_size
     queries, keys = target.num_heads * target.head_dim, target.num_kv_heads * target.head_dim
-    shapes = {"fc": (hidden, 3 * hidden), "q": (queries, 2 * hidden), "k": (keys, 2 * hidden), "v": (keys, 2 * hidden)}
-    shapes |= {"o": (hidden, queries), "gate": (middle, hidden), "up": (middle, hidden), "down": (hidden, middle)}
+    shapes = {"q": (queries, 2 * hidden), "k": (keys, 2 * hidden), "v": (keys, 2 * hidden), "o": (hidden, queries)}
+    shapes |= {"gate": (middle, hidden), "up": (middle, hidden), "down": (hidden, middle)}
+    shapes = {"fc": (hidden, 3 * hidden), **{f"layers.0.{name}": shape for name, shape in shapes.items()}}
     weights: dict[str, Weight] = {
         name: torch.empty(shape, dtype=dtype, device=device).normal_(std=shape[1] ** -0.5, generator=random)
         for name, shape in {**shapes, "head": (draft_vocab, hidden)}.items()
     }
-    weights |= {name: torch.ones(hidden, device=device) for name in ("embed_norm", "hidden_norm", "mlp_norm", "norm")}
-    config = EagleConfig(layer, draft_vocab, target_hidden_size=hidden, taps=taps, norm_first=False)
+    norms = ("embed_norm", "layers.0.attn_norm", "layers.0.mlp_norm", "norm")
+    weights |= {name: torch.ones(hidden, device=device) for name in norms}
+    config = EagleConfig(decoder, draft_vocab, target_hidden_size=hidden, taps=taps)
     return EagleHead(config=config, weights=weights, ids=torch.arange(draft_vocab, dtype=torch.int32))
 
 

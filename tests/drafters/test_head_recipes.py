@@ -108,7 +108,7 @@ def test_the_head_that_is_shipped() -> None:
     ("words", "error", "message"),
     [
         ("eagle:/no/such/place", ModelNotFound, "no model '/no/such/place'"),
-        ("eagle:{target}", UnsupportedModel, "is no EAGLE-3 head"),
+        ("eagle:{target}", UnsupportedModel, "is no EAGLE head"),
         ("eagle:{eagle},format=fp8", UnknownOption, "format of the eagle drafter 'fp8'"),
         ("eagle:{eagle},copy=0", InvalidRequest, "no option copy any more, leave it out: a lookup is loaded beside it"),
         ("eagle:{eagle},depth=3", UnknownOption, "option of the eagle drafter 'depth'"),

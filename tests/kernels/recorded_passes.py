@@ -27,7 +27,7 @@ from tests.kernels.recording import Recording
 from tests.kernels.test_cpu_trees import WIDTH, planted, random_tree, text_and_pages
 from tests.kernels.tiny_forward import CONFIGS, compiled, ints, rows_of
 from tests.runner.heads.test_prefetch import Pair, drafts_of, large, small
-from tests.runner.heads.test_torch import CONFIG, FEATURES, FIRST, drawing
+from tests.runner.heads.test_torch import CONFIG, FEATURES, FIRST, HEADS, drawing
 from tests.runner.heads.test_torch import compiled as compiled_target
 
 DECODERS = [("everything", "mixed"), ("plain", "int4"), ("many-heads", "group8")]
@@ -41,6 +41,8 @@ def record_small_models() -> Recording:
         for config, format in DECODERS:
             decode(compiled(CONFIGS[config], format, num_pages=2 * WIDTH, threads=2))
         draft_with_a_model(compiled_target())
+        normed = HEADS["norms of features, output, q and k"].in_format("int8")
+        draft_greedily_and_with_noise(CompiledHead(normed, compiled_target(), num_pages=12, max_context=48))
         for head in (small(), large()):
             draft_greedily_and_with_noise(CompiledHead(head, compiled_target(), num_pages=12, max_context=48))
             for inverse_temperature in (0.0, 1.0):

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from paceline.kernels.cpu.abi import (
     TILE,
+    Buffer,
     Draws,
     Epilogue,
     Format,
@@ -383,6 +384,8 @@ def _spans(operation: Operation, shape: Shape) -> Iterator[tuple[int, int]]:
 
 def _normed(operation: Operation, shape: Shape) -> int:
     """Numbers of the vector that an operation's norms multiply."""
+    if operation.kind == OperationKind.NORM and operation.input == Buffer.FEATURES:
+        return int(shape.features)
     if operation.kind in (OperationKind.LINEAR, OperationKind.REFINE):
         return int(operation.part[0].inputs)
     return int(shape.head_dim if operation.kind == OperationKind.ROTATE else shape.hidden)

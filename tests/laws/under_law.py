@@ -29,7 +29,14 @@ SCRIPTED: Mapping[str, Mapping[str, Any]] = {
 }
 NAMES = (*REGISTERED, *SCRIPTED)
 # One drafter of each kind at least.
-USUAL = {"noisy", "eagle-tree", *SCRIPTED, *(next(iter(RIGS.get(kind, {})), kind) for kind in KINDS)}
+USUAL = {
+    "noisy",
+    "eagle-tree",
+    "eagle-flags",
+    "eagle-parallel",
+    *SCRIPTED,
+    *(next(iter(RIGS.get(kind, {})), kind) for kind in KINDS),
+}
 LOSSLESS = tuple(rule for rule in BUILT_IN if rule.lossless)
 
 PARAMS: Mapping[str, Sequence[SamplingParams]] = {"greedy": GREEDY, "sampled": SAMPLED}

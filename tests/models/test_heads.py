@@ -13,6 +13,7 @@ from torch import Tensor
 
 from paceline.errors import InvalidRequest, ModelFileError, PacelineError, UnsupportedModel, VocabularyMismatch
 from paceline.kernels.quant import GROUP, Quantised, dequantise, pack_nibbles, quantise
+from paceline.models.eagle_config import LAYER_IDS
 from paceline.models.heads import EagleHead, load_eagle, load_medusa
 from tests.heads import eagle_tensors, eagle_values, medusa_tensors, random_eagle, random_medusa, write_head
 from tests.tiny_models import TARGET
@@ -78,7 +79,7 @@ def test_of_the_speculators_library(tmp_path: Path) -> None:
 
 def test_layers_are_chosen_where_none_are_named(tmp_path: Path) -> None:
     deep = replace(CONFIG, num_layers=30)
-    values = eagle_values(HEAD) | {"eagle_config": None}
+    values = eagle_values(HEAD) | {LAYER_IDS: None, "eagle_config": None}
     head = load_eagle(write_head(tmp_path, values, eagle_tensors(HEAD)), deep)
     assert head.config.taps == (2, 15, 27)
 
@@ -165,7 +166,6 @@ def say(**fields: Any) -> Callable[[dict[str, Any], dict[str, Tensor]], None]:
     return change
 
 
-IDS = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
 BROKEN: dict[str, tuple[Callable[[dict[str, Any], dict[str, Tensor]], None], type[PacelineError], str]] = {
     "no fc": (drop("fc.weight"), ModelFileError, r"tensor 'fc.weight' \[64, 192\] is missing"),
     "no d2t": (drop("d2t"), ModelFileError, "d2t is missing: which 40 of 97 tokens"),
@@ -180,17 +180,22 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Any], dict[str, Tensor]], None], typ
     "ints": (put("norm.weight", torch.ones(64).long()), ModelFileError, "norm.weight holds torch.int64; floats"),
     "scale": (put("lm_head.weight", torch.ones((40, 64)).char()), ModelFileError, "'lm_head.weight_scale'"),
     "layer": (
-        say(eagle_config=IDS),
+        say(**{LAYER_IDS: [0, 1, 3]}),
         ModelFileError,
-        r"is \[0, 1, 2\]; allowed: three layers of the target, from 0 to 1",
+        r"is \[0, 1, 3\]; allowed: layers of the target, from 0 to 2",
     ),
     "hidden": (say(target_hidden_size=32), InvalidRequest, "hidden states of size 32, the target's have 64"),
     "vocab": (say(vocab_size=96), VocabularyMismatch, "a vocabulary of 96, the target's has 97"),
     "draft": (say(draft_vocab_size=98), ModelFileError, "draft_vocab_size is 98; allowed"),
-    "kind": (say(architectures=["LlamaForCausalLM"]), UnsupportedModel, "is no EAGLE-3 head; supported"),
-    "two": (say(num_hidden_layers=2), UnsupportedModel, "a head of 2 layers"),
+    "kind": (say(architectures=["LlamaModel"]), UnsupportedModel, "'LlamaModel' is no EAGLE head; supported"),
+    "many": (
+        say(num_hidden_layers=17),
+        ModelFileError,
+        "num_hidden_layers is 17; allowed: a whole number from 1 to 16",
+    ),
+    "two": (say(num_hidden_layers=2), ModelFileError, r"tensor 'layers.1.input_layernorm.weight' \[64\] is missing"),
     "last": (say(eagle_config={"use_aux_hidden_state": False}), UnsupportedModel, "the last hidden state alone"),
-    "fc norm": (say(norm_before_fc=True), UnsupportedModel, "norm_before_fc, which Paceline does not know"),
+    "fc norm": (say(norm_before_fc=True), ModelFileError, r"tensor 'input_norm.weight' \[192\] is missing"),
 }
 
 

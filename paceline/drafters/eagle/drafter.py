@@ -1,4 +1,4 @@
-"""An EAGLE-3 head that drafts: one small layer over the target's own hidden states, one pass for each level of a draft.
+"""An EAGLE head that drafts: a few layers over the target's own hidden states, one pass for each level of a draft.
 
 It keeps its keys and values under the target's page ids. `drafters.eagle.reading` feeds and reads hidden states,
 `drafters.eagle.drafting` drafts from them.
@@ -6,15 +6,16 @@ It keeps its keys and values under the target's page ids. `drafters.eagle.readin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask, Drafter, FeatureDrafter, Seen
-from paceline.drafters.eagle.drafting import DOUBTFUL_CONFIDENCE, ChainDrafting
+from paceline.drafters.eagle.drafting import DOUBTFUL_CONFIDENCE, ChainDrafting, Draws, ParallelDrafting
 from paceline.drafters.eagle.on_device import on_gpu
 from paceline.drafters.eagle.reading import HeadReading
 from paceline.drafters.options import parse_options
@@ -25,6 +26,7 @@ from paceline.errors import InvalidRequest
 from paceline.kernels.base import Batch
 from paceline.kernels.cpu.abi import WIDTH_MAX
 from paceline.kv.pages import PagePool
+from paceline.models.eagle_config import EagleConfig
 from paceline.models.weights import Progress
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.heads.protocol import HeadForward, TreeHead
@@ -72,9 +74,13 @@ class EagleDrafter(FeatureDrafter):
             head, name=self.name, lanes=lanes, pool=pool, width=width, chunk=chunk, state_bytes=state_bytes
         )
         thresholds = Thresholds(min_confidence, next_acceptance=DOUBTFUL_CONFIDENCE)
-        self._chains = ChainDrafting(head, lanes=lanes, thresholds=thresholds, vocab_size=vocab_size, pick=pick)
+        draws = Draws(head, lanes=lanes, vocab_size=vocab_size, pick=pick)
+        self._chains: ChainDrafting | ParallelDrafting
+        self._chains = ChainDrafting(head, lanes=lanes, thresholds=thresholds, draws=draws)
         self._trees = None
-        if isinstance(head, TreeHead):
+        if head.mask is not None:
+            self._chains = ParallelDrafting(head, head.mask, lanes=lanes, thresholds=thresholds, draws=draws)
+        elif isinstance(head, TreeHead):
             make_batch = partial(_first_batch, lanes)
             self._trees = TreeDrafting(head, make_batch, thresholds=thresholds, branches=branches)
 
@@ -95,6 +101,7 @@ class EagleDrafter(FeatureDrafter):
         if not ready:
             return [EMPTY] * len(asks)
         shares, features = self._reading.take_held(ready)
+        by: TreeDrafting | ChainDrafting | ParallelDrafting
         by = self._trees if self._trees is not None and all(map(is_simple, ready)) else self._chains
         drafts = dict(zip([ask.key for ask in ready], by.draft(ready, shares, features), strict=True))
         return [drafts.get(ask.key, EMPTY) for ask in asks]
@@ -102,6 +109,19 @@ class EagleDrafter(FeatureDrafter):
 
 def _first_batch(lanes: Lanes, shares: Sequence[Share], beyond: int) -> Batch:
     return build_batch(lanes, shares, ahead=1, beyond=beyond)
+
+
+def _check_options(config: EagleConfig, given: Mapping[str, Any]) -> None:
+    """Refuse options that the head cannot follow."""
+    if config.mask_token is not None and given.get("branches", 1) != 1:
+        raise InvalidRequest(
+            f"branches {given['branches']}: a P-EAGLE head drafts chains, so it must be 1; leave it out"
+        )
+    if given.get("max_draft", 1) > config.decoder.max_context:
+        raise InvalidRequest(
+            f"max_draft {given['max_draft']}: a draft must fit the head's max_position_embeddings of "
+            f"{config.decoder.max_context}"
+        )
 
 
 def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
@@ -113,6 +133,7 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
         directory, format, given = head_options(EagleDrafter.name, options, {"branches": int})
         ready = read_eagle(directory, target, format=format)
     config = ready.head.config
+    _check_options(config, given)
     if target.decoder is not None:
         return on_gpu(ready, target, given)
 
@@ -126,7 +147,7 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
         return EagleDrafter(
             head,
             taps=config.taps,
-            width=3 * config.target_hidden_size,
+            width=config.width,
             lanes=context.lanes,
             pool=context.pool,
             vocab_size=context.vocab_size,

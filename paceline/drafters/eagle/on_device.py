@@ -1,4 +1,4 @@
-"""An EAGLE-3 head that drafts inside rounds on a device: one pass a token or a level of a tree, no host in between.
+"""An EAGLE head that drafts inside rounds on a device: one pass a token or a level of a tree, no host in between.
 
 The first pass reads the hidden states that rounds hold, further ones the head's own output. All seats of a round run
 every pass; a draft that has become doubtful gets no more tokens, so that verification does not pay for it. A tree has a
@@ -53,6 +53,7 @@ class EagleOnDevice:
         """Drafts end below `min_confidence`; None: if one more token does not pay. A request's `p_min` replaces
         either. With several `branches` drafts are trees, of nodes with as many children."""
         max_draft = _longest(branches) if max_draft is None else max_draft
+        assert branches == 1 or head.mask is None, "a P-EAGLE head drafts chains"
         if not 1 <= branches <= MAX_BRANCHES:
             raise InvalidRequest(f"branches {branches} must be between 1 and {MAX_BRANCHES}")
         if max_draft < 1 or not (min_confidence is None or 0 <= min_confidence <= 1):
@@ -119,7 +120,7 @@ class EagleBySeats:
 
 def drafter_of_head(head: Head, taps: Sequence[int], options: Mapping[str, Any]) -> EagleOnDevice | EagleBySeats:
     """Make the drafter of a head. Its drafts depend on the number of sequences, unless the user has chosen them."""
-    if "branches" in options or "max_draft" in options:
+    if "branches" in options or "max_draft" in options or head.mask is not None:
         return EagleOnDevice(head, taps=taps, **options)
     trees = EagleOnDevice(head, taps=taps, branches=BRANCHES, **options)
     return EagleBySeats(EagleOnDevice(head, taps=taps, **options), trees)
@@ -152,7 +153,7 @@ def on_gpu(ready: ReadyHead, target: ReadyModel, options: Mapping[str, Any]) -> 
         how=ready.why,
         page_bytes=ready.page_bytes,
         pass_bytes=ready.pass_bytes,
-        lane_bytes=states * head.fc.inputs * head.dtype.itemsize,
+        lane_bytes=states * config.width * head.dtype.itemsize,
         on_device=on_device,
         profile=profile,
     )

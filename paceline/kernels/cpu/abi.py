@@ -78,6 +78,7 @@ class OperationKind(IntEnum):
     KEEP = 5
     PAIR = 6
     REFINE = 7
+    NORM = 8
 
 
 class Epilogue(IntEnum):
@@ -98,8 +99,9 @@ class Buffer(IntEnum):
     BRANCH = 4
     PAIRED = 5
     SKETCHED = 6
-    FEATURES = 7
-    STATES = 8
+    NORMED = 7
+    FEATURES = 8
+    STATES = 9
 
 
 ENUMS: tuple[type[IntEnum], ...] = (Status, Format, Stored, OperationKind, Epilogue, Buffer)

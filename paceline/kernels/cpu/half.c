@@ -10,7 +10,8 @@ INLINE void half_tile(const program *p, const operation *o, int tile, int first,
     const uint16_t *w = (const uint16_t *)(m->data + tile * m->stride);
     const float *x[BLOCK];
     vf total[BLOCK];
-    for (int r = 0; r < rows; r++) x[r] = row_of(p, o->input, first + r), total[r] = vf_set1(0.0f);
+    const vf bias = m->bias ? vf_load(m->bias + tile * TILE) : vf_set1(0.0f);
+    for (int r = 0; r < rows; r++) x[r] = row_of(p, o->input, first + r), total[r] = bias;
     for (int j = 0; j < m->inputs; j++, w += TILE) {
         const vf weights = vf_load_half(w);
         for (int r = 0; r < rows; r++) total[r] = vf_fma(weights, vf_set1(x[r][j]), total[r]);
@@ -24,7 +25,7 @@ static void half_rows(const program *p, const operation *o, int tile, int first,
 #undef KERNEL
 }
 
-/* output ← input times one matrix, without any epilogue; the number of outputs is a multiple of TILE */
+/* output ← input times one matrix, plus its bias, without any epilogue; the number of outputs is a multiple of TILE */
 void run_linear_half(member *self, program *p, const operation *o) {
     const int tiles = o->part[0].outputs / TILE, rows = p->batch->rows;
     work_begin(self, tiles);

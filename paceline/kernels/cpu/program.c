@@ -74,6 +74,12 @@ static int slice_outputs(const operation *operations, int count) {
     return 0;
 }
 
+static int has_normed(const operation *operations, int count) {
+    for (int i = 0; i < count; i++)
+        if (operations[i].kind == NORM && operations[i].output == NORMED) return 1;
+    return 0;
+}
+
 static int sketch_width(const operation *operations, int count) {
     for (int i = 0; i < count; i++)
         if (operations[i].kind == LINEAR && operations[i].output == SKETCHED) return operations[i].part[0].outputs;
@@ -96,6 +102,7 @@ static void set_strides(program *p, const operation *operations) {
     p->stride[BRANCH] = s->hidden;
     p->stride[PAIRED] = has_pairs(operations, p->count) ? 2 * s->hidden : 0;
     p->stride[SKETCHED] = sketch_width(operations, p->count);
+    p->stride[NORMED] = has_normed(operations, p->count) ? s->features : 0;
     p->stride[FEATURES] = s->features;
     p->stride[STATES] = s->hidden;
 }
@@ -204,6 +211,7 @@ static void run_operation(member *self, program *p, const operation *o) {
         case ADD_NORM: run_add_norm(self, p, o); break;
         case KEEP: run_keep(self, p, o); break;
         case PAIR: run_pair(self, p, o); break;
+        case NORM: run_norm(self, p, o); break;
         case REFINE: run_refine(self, p, o); break;
     }
 }
@@ -226,11 +234,13 @@ static int needed_operations(const program *p) {
     return n;
 }
 
-/* Whether this pass skips an operation. A pass without features skips operations for features, and a pass without
-   shortlists skips operations for shortlists. A pass with shortlists skips the logits. */
+/* Whether this pass skips an operation. A pass without features skips operations for features, and a pass with features
+   the norm of rows that continue from the last pass. A pass without shortlists skips operations for shortlists, and one
+   with shortlists the logits. */
 static int is_skipped(const program *p, const operation *o) {
     if (o->kind == KEEP) return !is_kept(p, o);
-    if (o->input == FEATURES) return !p->batch->features;
+    if (o->kind == NORM && o->input == RESIDUAL) return p->batch->features != NULL;
+    if (o->input == FEATURES || o->input == NORMED) return !p->batch->features;
     if (o->input == SKETCHED || o->output == SKETCHED) return !p->screen.noise;
     return o->kind == LINEAR && o->epilogue == LOGITS && p->screen.noise;
 }

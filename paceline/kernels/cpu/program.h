@@ -88,6 +88,7 @@ struct program {
 
 void run_embed(member *, program *, const operation *);
 void run_pair(member *, program *, const operation *);
+void run_norm(member *, program *, const operation *);
 void run_add_norm(member *, program *, const operation *);
 void run_keep(member *, program *, const operation *);
 void run_linear(member *, program *, const operation *);

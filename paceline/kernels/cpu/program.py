@@ -115,8 +115,26 @@ class Program:
         fields: Fields = {"norm": self._pointer(norm), "epsilon": epsilon}
         self._add(OperationKind.KEEP, [], fields | {"output": Buffer.STATES})
 
-    def pair(self, table: Packed, norm: Tensor, hidden_norm: Tensor, *, epsilon: float, replace_residual: bool) -> None:
-        """paired ← norm of table[token] │ norm of residual; `replace_residual`: residual ← its norm"""
+    def norm(
+        self, source: Buffer, target: Buffer, weight: Tensor | None, *, columns: int, epsilon: float = 0.0
+    ) -> None:
+        """target ← norm of each `columns` columns of source, or source itself without a weight.
+
+        From FEATURES, only for rows that have some; from RESIDUAL, only for rows that continue from the last pass."""
+        fields: Fields = {"norm": self._pointer(weight), "column": columns, "epsilon": epsilon}
+        self._add(OperationKind.NORM, [], fields | {"input": source, "output": target})
+
+    def pair(
+        self,
+        table: Packed,
+        norm: Tensor | None,
+        hidden_norm: Tensor | None,
+        *,
+        epsilon: float,
+        replace_residual: bool = False,
+    ) -> None:
+        """paired ← norm of table[token] │ norm of residual, each itself without a norm; `replace_residual`: residual ←
+        its norm"""
         norms: Fields = {"norm": self._pointer(norm), "key_norm": self._pointer(hidden_norm), "epsilon": epsilon}
         self._add(
             OperationKind.PAIR, [table], norms | {"output": Buffer.RESIDUAL if replace_residual else Buffer.PAIRED}

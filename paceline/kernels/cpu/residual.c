@@ -1,4 +1,4 @@
-/* Operations on the residual stream: embed tokens, add normed branches, keep hidden states. */
+/* Operations on the residual stream: embed tokens, norm, add normed branches, keep hidden states. */
 #include "program.h"
 #include "vmath.h"
 
@@ -12,8 +12,14 @@ void run_embed(member *self, program *p, const operation *o) {
     }
 }
 
-/* paired ← norm of the token's embedding │ norm of the residual. With output RESIDUAL the residual stream continues as
-   its own norm. */
+/* out ← norm of x; without weights x itself */
+static void norm_or_copy(float *out, const float *x, const float *weight, int k, float epsilon) {
+    if (weight) rms_norm(out, x, weight, k, epsilon);
+    else if (out != x) memcpy(out, x, sizeof(float) * (size_t)k);
+}
+
+/* paired ← norm of the token's embedding │ norm of the residual; without weights of a norm what it would norm. With
+   output RESIDUAL the residual stream continues as its own norm. */
 void run_pair(member *self, program *p, const operation *o) {
     const int hidden = p->shape.hidden;
     float *embedding = p->scratch[self->index].row;
@@ -21,9 +27,21 @@ void run_pair(member *self, program *p, const operation *o) {
     for (int row; (row = work_next(self)) >= 0;) {
         float *out = row_of(p, PAIRED, row), *x = row_of(p, RESIDUAL, row);
         unpack_row(&o->part[0], p->batch->tokens[row], embedding);
-        rms_norm(out, embedding, o->norm, hidden, o->epsilon);
-        rms_norm(out + hidden, x, o->key_norm, hidden, o->epsilon);
+        norm_or_copy(out, embedding, o->norm, hidden, o->epsilon);
+        norm_or_copy(out + hidden, x, o->key_norm, hidden, o->epsilon);
         if (o->output == RESIDUAL) memcpy(x, out + hidden, sizeof(float) * (size_t)hidden);
+    }
+}
+
+/* output ← norm of each `column` columns of the input, or the input itself; both may be the same buffer */
+void run_norm(member *self, program *p, const operation *o) {
+    const int width = p->stride[o->input];
+    work_begin(self, p->batch->rows);
+    for (int row; (row = work_next(self)) >= 0;) {
+        const float *x = row_of(p, o->input, row);
+        float *out = row_of(p, o->output, row);
+        for (int at = 0; at < width; at += o->column)
+            norm_or_copy(out + at, x + at, o->norm ? o->norm + at : NULL, o->column, o->epsilon);
     }
 }
 
@@ -46,7 +64,6 @@ void run_keep(member *self, program *p, const operation *o) {
     for (int row; (row = work_next(self)) >= 0;) {
         const float *x = row_of(p, RESIDUAL, row);
         float *out = row_of(p, o->output, row) + o->column;
-        if (o->norm) rms_norm(out, x, o->norm, hidden, o->epsilon);
-        else memcpy(out, x, sizeof(float) * (size_t)hidden);
+        norm_or_copy(out, x, o->norm, hidden, o->epsilon);
     }
 }

@@ -75,6 +75,8 @@ class CompiledForward:
         self.threads = self.thread_choice.threads
         self.program = programs.build(self.threads)
         self.embedding = pack.matrix("embed")
+        self.output = self.embedding if config.tied_head else pack.matrix("head")
+        self._output_floats: Tensor | None = None  # [vocab, hidden], once `project` needs it
         self._features_width: int = shape.features
         self._hidden = config.hidden_size
         self._logits, self._features = torch.empty((0, self.vocab_size)), torch.empty(0)
@@ -88,6 +90,12 @@ class CompiledForward:
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.program.rows_of(self.embedding, tokens)
+
+    def project(self, states: Tensor) -> Tensor:
+        if self._output_floats is None:
+            rows = torch.arange(self.output.outputs, dtype=torch.int32)
+            self._output_floats = self.program.rows_of(self.output, rows)
+        return states.float() @ self._output_floats.T
 
     def pick(self, logits: Tensor, inverse_temperatures: Tensor, keys: Tensor) -> Tensor:
         return pick(self._library, self.threads, logits, inverse_temperatures, keys)
@@ -238,12 +246,13 @@ class Assembly:
         for layer in range(config.num_layers):
             if layer in taps:
                 self.program.keep(taps.index(layer) * config.hidden_size)
-            self._attention(layer, f"layers.{layer}.")
-            self._mlp(f"layers.{layer}.")
+            self.layer(layer)
         head = embed if config.tied_head else self.pack.matrix("head")
         norm = self.pack.vector("norm")
         if config.num_layers in taps:
             self.program.keep(taps.index(config.num_layers) * config.hidden_size, norm=norm, epsilon=config.norm_eps)
+        if config.num_layers + 1 in taps:
+            self.program.keep(taps.index(config.num_layers + 1) * config.hidden_size)
         self.program.keep_states(norm, epsilon=config.norm_eps)
         if UP in self.pack:
             self._shortlist(norm)
@@ -257,11 +266,16 @@ class Assembly:
         norms = torch.ones_like(norm), norm
         self.program.shortlist(down, up, exact, few=FITTED_EXACT_OUTPUTS, norms=norms, epsilon=self.config.norm_eps)
 
-    def _attention(self, layer: int, prefix: str) -> None:
+    def layer(self, index: int, *, source: Buffer = Buffer.RESIDUAL, normed: bool = True) -> None:
+        """Add the operations of a layer. Attention reads `source`, with the layer's norm unless `normed` is False."""
+        self._attention(index, f"layers.{index}.", source, normed=normed)
+        self._mlp(f"layers.{index}.")
+
+    def _attention(self, layer: int, prefix: str, source: Buffer, *, normed: bool) -> None:
         config, program = self.config, self.program
-        norm = self.pack.vector(prefix + "attn_norm")
+        norm = self.pack.vector(prefix + "attn_norm") if normed else None
         parts = [self.pack.matrix(prefix + name) for name in "qkv"]
-        program.linear(parts, source=Buffer.RESIDUAL, target=Buffer.PROJECTED, norm=norm, epsilon=config.norm_eps)
+        program.linear(parts, source=source, target=Buffer.PROJECTED, norm=norm, epsilon=config.norm_eps)
         norms = (self.pack.vector(prefix + "q_norm"), self.pack.vector(prefix + "k_norm")) if config.qk_norm else None
         scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
         program.rotate(layer, *self._rope(layer), scale=scale, norms=norms, epsilon=config.norm_eps)

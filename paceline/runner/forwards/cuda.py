@@ -170,7 +170,7 @@ class CudaDecoder:
     ) -> Tensor:
         """Compute the hidden states [rows, hidden] after the final norm; with `ends` [ends, hidden], of these alone."""
         config, last = self.config, len(self.layers) - 1
-        assert ends is None or last + 1 not in taps, "a tap after the last layer wants all rows"
+        assert ends is None or max(taps, default=0) <= last, "a tap after the last layer wants all rows"
         x = self._buffer("x", len(rows.tokens), config.hidden_size)
         y = self._buffer("y", len(rows.tokens), config.hidden_size)
         embed(rows.tokens, self.embedding, x, scale=config.embedding_scale, pdl=self.pdl)
@@ -189,6 +189,7 @@ class CudaDecoder:
             self.products(y, layer.gate_up, gated, activation=self.activation)
             self._branch(gated, layer.down, x, y, layer.post_mlp_norm, after)
         self._keep(y, len(self.layers), taps, kept)
+        self._keep(x, len(self.layers) + 1, taps, kept)
         return y
 
     def _passed(self, taps: Sequence[int]) -> Sequence[int]:
@@ -358,6 +359,10 @@ class CudaForward:
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:
         return self.decoder.embed(tokens)
+
+    @torch.inference_mode()
+    def project(self, states: Tensor) -> Tensor:
+        return self.decoder.project(states.to(self.decoder.dtype).contiguous())
 
     def _placed(self, batch: Batch) -> DeviceBatch:
         device = self.decoder.device

@@ -56,6 +56,9 @@ class Packer:
     def __contains__(self, name: str) -> bool:
         return name in self._weights
 
+    def put(self, name: str, weight: Weight) -> None:
+        self._weights[name] = weight
+
     def layer(self, config: ModelConfig, index: int, cos: Tensor, sin: Tensor) -> CudaLayer:
         prefix = f"layers.{index}."
 

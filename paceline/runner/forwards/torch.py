@@ -61,3 +61,7 @@ class TorchForward:
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.decoder.embed(tokens)
+
+    @torch.inference_mode()
+    def project(self, states: Tensor) -> Tensor:
+        return self.decoder.project(states.to(self.decoder.dtype), self.backend)

@@ -1,6 +1,7 @@
-"""An EAGLE-3 head as a compiled program: a whole draft is one C call, whatever its length.
+"""An EAGLE head as a compiled program: a whole draft is one C call, whatever its length.
 
-A head has KV memory of its own. A head without an embedding uses the target's.
+`models.eagle_config` has the formulas. A head has KV memory of its own. A head without an embedding or an output layer
+uses the target's.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from paceline.kernels.base import PAGE_SIZE, Batch, KVMemory, Output
 from paceline.kernels.cpu.abi import Buffer, Epilogue, Pass
 from paceline.kernels.cpu.build import load_library
 from paceline.kernels.cpu.kv import CpuKV
-from paceline.kernels.cpu.pack import Pack
+from paceline.kernels.cpu.pack import Pack, Packed
 from paceline.kernels.cpu.pick import pick
 from paceline.kernels.cpu.program import Program
 from paceline.models.heads import EagleHead
-from paceline.models.rope import layer_rope, rope_tables
-from paceline.runner.forwards.compiled import CompiledForward, check_supported, point, shape_of
+from paceline.runner.forwards.compiled import Assembly, CompiledForward, check_supported, point, shape_of
 from paceline.runner.heads.head_pack import IDS, fill_head, head_layout
+from paceline.runner.heads.mask_row import MaskRow
 from paceline.runner.heads.protocol import Tree, TreeRequest
 from paceline.runner.heads.sketch import DOWN, EXACT, UP, exact_outputs
 from paceline.runner.heads.trees import OF_HEAD, TreeProgram, address_of
@@ -44,7 +45,7 @@ class CompiledHead:
     ) -> None:
         """`pack` has the head's weights, and `head` may then be without data; None: it is packed here."""
         config = head.config
-        check_supported(config.layer)
+        check_supported(config.decoder)
         self.threads = threads or target.threads
         if pack is None:
             pack = Pack(head_layout(head), threads=self.threads)
@@ -52,13 +53,15 @@ class CompiledHead:
         self.ids = pack.vector(IDS).view(torch.int32)
         self._target = target  # keeps its embedding alive
         self._library = load_library()
-        shape = shape_of(config.layer, pages=num_pages, positions=min(max_context, num_pages * PAGE_SIZE))
-        shape.layers, shape.features = 1, 3 * config.target_hidden_size
+        shape = shape_of(config.decoder, pages=num_pages, positions=min(max_context, num_pages * PAGE_SIZE))
+        shape.features = config.width
         self.kv: KVMemory = CpuKV(self._library, shape)
         self._program = Program(self._library, shape, pack=pack, kv=self.kv, threads=self.threads)
         _assemble(head, pack, self._program, target, positions=shape.positions)
         self._program.finish()
-        self._program.prefetch(target.program, self.ids)
+        self.mask = MaskRow.of(head.config, pack.vector("mask") if "mask" in pack else None)
+        if self.mask is None:  # the first pass of a P-EAGLE draft has rows that no target's pass ends with
+            self._program.prefetch(target.program, self.ids)
         self._logits = torch.empty((0, len(self.ids)))
         self._views: dict[int, Output] = {}
         self._trees = TreeProgram(self._program, self.ids, OF_HEAD)
@@ -69,6 +72,8 @@ class CompiledHead:
         return self._program.prefetched
 
     def __call__(self, batch: Batch, *, features: Tensor | None = None, carry: Sequence[int] = ()) -> Output:
+        if features is None and self.mask is not None:
+            batch, features = self.mask.rows(batch)
         rows = None if features is not None else np.array(carry, dtype=np.int32)
         output = self._output(len(batch.logit_rows))
         pass_ = Pass()
@@ -82,6 +87,7 @@ class CompiledHead:
         return pick(self._library, self.threads, logits, inverse_temperatures, keys, ids=self.ids)
 
     def draft(self, batch: Batch, features: Tensor | None, wanted: Sequence[TreeRequest], *, width: int) -> list[Tree]:
+        assert self.mask is None, "a P-EAGLE head drafts chains, in one pass"
         return self._trees.draft(batch, features, wanted, width=width)
 
     def _output(self, outs: int) -> Output:
@@ -95,31 +101,39 @@ class CompiledHead:
 
 
 def _assemble(head: EagleHead, pack: Pack, program: Program, target: CompiledForward, *, positions: int) -> None:
-    """Add the operations of the head's one layer to the program."""
-    config, eps = head.config, head.config.layer.norm_eps
-    matrix, vector = pack.matrix, pack.vector
-    tables = rope_tables(config.layer, *layer_rope(config.layer, 0), positions)
-    gate = Epilogue.SILU_GATE if config.layer.activation == "silu" else Epilogue.GELU_GATE
-    embedding = matrix("embed") if "embed" in pack else target.embedding
-    # Hidden states stay in float: some dimensions are hundreds of times larger than the rest, which 8 bits would lose.
-    program.linear([matrix("fc")], source=Buffer.FEATURES)
-    norms = vector("embed_norm"), vector("hidden_norm")
-    program.pair(embedding, *norms, epsilon=eps, replace_residual=config.norm_first)
-    program.linear([matrix(name) for name in "qkv"], source=Buffer.PAIRED, target=Buffer.PROJECTED)
-    program.rotate(0, *tables, scale=config.layer.head_dim**-0.5)
-    program.attend(0, window=0)
-    program.linear([matrix("o")], source=Buffer.ATTENDED, epilogue=Epilogue.ADD)
-    program.linear(
-        [matrix("gate"), matrix("up")],
-        source=Buffer.RESIDUAL,
-        target=Buffer.GATED,
-        epilogue=gate,
-        norm=vector("mlp_norm"),
-        epsilon=eps,
-    )
-    program.linear([matrix("down")], source=Buffer.GATED, epilogue=Epilogue.ADD)
-    norm = vector("norm")
+    """Add the operations of the head to the program."""
+    config, eps = head.config, head.config.decoder.norm_eps
+    matrix = pack.matrix
+    norm = pack.vector("norm") if "norm" in pack else None
+    _begin(head, pack, program, embedding=matrix("embed") if "embed" in pack else target.embedding)
+    layers = Assembly(config.decoder, pack, program, positions=positions, ropes={})
+    layers.layer(0, source=Buffer.RESIDUAL if config.fuses_tokens else Buffer.PAIRED, normed=False)
+    for index in range(1, config.decoder.num_layers):
+        layers.layer(index)
     if UP in pack:
-        norms, few = (torch.ones_like(norm), norm), exact_outputs(head.sketch)
+        ones = torch.ones(config.decoder.hidden_size)
+        norms, few = (ones, ones if norm is None else norm), exact_outputs(head.sketch)
         program.shortlist(matrix(DOWN), matrix(UP), matrix(EXACT), few=few, norms=norms, epsilon=eps)
-    program.linear([matrix("head")], source=Buffer.RESIDUAL, epilogue=Epilogue.LOGITS, norm=norm, epsilon=eps)
+    output = matrix("head") if "head" in pack else target.output
+    program.linear([output], source=Buffer.RESIDUAL, epilogue=Epilogue.LOGITS, norm=norm, epsilon=eps)
+
+
+def _begin(head: EagleHead, pack: Pack, program: Program, *, embedding: Packed) -> None:
+    """Add the operations up to the first layer: states and tokens to its inputs."""
+    config, eps, vector = head.config, head.config.decoder.norm_eps, pack.vector
+    hidden, width = config.decoder.hidden_size, config.width
+    # Hidden states stay in float: some dimensions are hundreds of times larger than the rest, which 8 bits would lose.
+    if config.fuses_tokens:
+        program.norm(Buffer.FEATURES, Buffer.RESIDUAL, None, columns=width)
+        program.pair(embedding, None, None, epsilon=eps)
+        program.linear([pack.matrix("fc")], source=Buffer.PAIRED)
+        return
+    source = Buffer.FEATURES
+    if config.feature_norms:
+        columns, source = width // config.feature_norms, Buffer.NORMED
+        program.norm(Buffer.FEATURES, source, vector("fc_norm"), columns=columns, epsilon=eps)
+    program.linear([pack.matrix("fc")], source=source)
+    if config.norm_output:
+        program.norm(Buffer.RESIDUAL, Buffer.RESIDUAL, vector("norm"), columns=hidden, epsilon=eps)
+    norms = vector("embed_norm"), vector("layers.0.attn_norm")
+    program.pair(embedding, *norms, epsilon=eps, replace_residual=config.norm_first)

@@ -1,7 +1,8 @@
-"""The pack of an EAGLE-3 head: its matrices, the sketch of its output layer, and the tokens of its outputs."""
+"""The pack of an EAGLE head: its matrices, the sketch of its output layer, and the tokens of its outputs."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from paceline.kernels.cpu.build import load_library
@@ -10,24 +11,29 @@ from paceline.kernels.quant import Quantised, Weight, dequantise, values_of
 from paceline.models.heads import EagleHead
 from paceline.runner.heads.sketch import UP, lay_out_sketch, sketch_rank, write_sketch
 
-VECTORS = ("embed_norm", "hidden_norm", "mlp_norm", "norm")
-MATRICES = (("embed",), ("q",), ("k",), ("v",), ("o",), ("gate", "up"), ("down",), ("head",))  # interleaved together
+INTERLEAVED = {"gate": "up"}  # matrices whose tiles alternate with those of another
 IDS = "ids"
 
 
 def head_layout(head: EagleHead) -> Layout:
-    """Lay out a head with quantised weights, which may be without data."""
+    """Lay out a head with quantised weights, which may be without data, in the order of a pass."""
     layout, weights = Layout(load_library()), head.weights
     layout.half("fc", *values_of(weights["fc"]).shape)
-    for names in MATRICES:
-        if names[0] in weights:
-            lay_out(layout, [(name, _quantised(weights, name)) for name in names])
-    for name in VECTORS:
-        layout.vector(name, len(values_of(weights[name])))
+    for name, weight in weights.items():
+        if values_of(weight).dim() == 1:
+            layout.vector(name, len(values_of(weight)))
+        elif name != "fc" and name.rpartition(".")[2] not in INTERLEAVED.values():
+            lay_out(layout, [(each, _quantised(weights, each)) for each in (name, *_partner(name))])
     layout.vector(IDS, len(head.ids))
-    last = values_of(weights["head"])
-    lay_out_sketch(layout, last, sketch_rank(last, head.sketch))
+    if "head" in weights:
+        last = values_of(weights["head"])
+        lay_out_sketch(layout, last, sketch_rank(last, head.sketch))
     return layout
+
+
+def _partner(name: str) -> tuple[str, ...]:
+    prefix, _, kind = name.rpartition(".")
+    return (f"{prefix}.{INTERLEAVED[kind]}",) if kind in INTERLEAVED else ()
 
 
 def fill_head(pack: Pack, head: EagleHead) -> None:
@@ -35,9 +41,10 @@ def fill_head(pack: Pack, head: EagleHead) -> None:
     for name, weight in head.weights.items():
         pack.write(name, _floats(weight) if name == "fc" else weight)
     pack.write(IDS, head.ids)
-    norm = head.weights["norm"]
-    assert isinstance(norm, Tensor), "a norm is quantised"
     if UP in pack:
+        hidden = head.config.decoder.hidden_size
+        norm = head.weights.get("norm", torch.ones(hidden))
+        assert isinstance(norm, Tensor), "a norm is quantised"
         write_sketch(pack, _floats(head.weights["head"]), norm, head.sketch)
 
 

@@ -1,9 +1,10 @@
-"""Protocols of heads that run: `HeadForward` and `TreeHead` for EAGLE-3, `MedusaForward` for Medusa; and of programs
+"""Protocols of heads that run: `HeadForward` and `TreeHead` for EAGLE, `MedusaForward` for Medusa; and of programs
 that draft trees, `TreeDrafter`.
 
-A pass of an EAGLE-3 head computes a Batch, as a pass of any Forward does, but row r combines the hidden state of its
+A pass of an EAGLE head computes a Batch, as a pass of any Forward does, but row r combines the hidden state of its
 position with the *next* token. Its key and value go to the slot of its position. With `features`, the states are the
-target's, [rows, 3 * hidden]. With `carry`, row r continues from row carry[r] of the head's last pass; `carry` ascends.
+target's, [rows, taps * hidden]. With `carry`, row r continues from row carry[r] of the head's last pass; `carry`
+ascends. A head with a `mask` continues from nothing: then tokens and states of such rows are those of the mask.
 """
 
 from __future__ import annotations
@@ -16,19 +17,21 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.base import Batch, KVMemory, Output
+from paceline.runner.heads.mask_row import MaskRow
 
 
 class Head(Protocol):
-    """An EAGLE-3 head, whoever runs its passes."""
+    """An EAGLE head, whoever runs its passes."""
 
     ids: Tensor  # int32 [draft vocabulary]: the target's token for each output
+    mask: MaskRow | None  # input of drafted positions in P-EAGLE; None: they continue from those before
 
     @property
     def kv(self) -> KVMemory: ...
 
 
 class HeadForward(Head, Protocol):
-    """An EAGLE-3 head that runs one pass at a time."""
+    """An EAGLE head that runs one pass at a time."""
 
     device: torch.device | str  # device that features must be on
 

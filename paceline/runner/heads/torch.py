@@ -1,4 +1,5 @@
-"""An EAGLE-3 head in plain torch, for any device. `runner.heads.protocol` defines a pass."""
+"""An EAGLE head in plain torch, for any device. `models.eagle_config` has its formulas, `runner.heads.protocol` defines
+a pass."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ from torch import Tensor
 
 from paceline.kernels.base import Batch, Forward, KVMemory, Output
 from paceline.kernels.noise import pick
-from paceline.kernels.reference import ReferenceBackend, ReferenceKV, embed, rms_norm, rope
-from paceline.models.decoder import activate, place
+from paceline.kernels.reference import ReferenceBackend, ReferenceKV, embed, rms_norm
+from paceline.models.decoder import Decoder
 from paceline.models.heads import EagleHead
-from paceline.models.rope import layer_rope, rope_frequencies, turns
+from paceline.runner.heads.mask_row import MaskRow
 
 
 class TorchHead:
@@ -28,16 +29,18 @@ class TorchHead:
         device: torch.device | str = "cpu",
     ) -> None:
         self.config, self.ids = head.config, head.ids
-        layer = head.config.layer
+        layers = head.config.decoder
         self._target = target
         self._dtype, self.device = dtype, device
-        self._weights = {name: place(weight, dtype=dtype, device=device) for name, weight in head.weights.items()}
-        self._frequencies = rope_frequencies(layer.head_dim, *layer_rope(layer, 0)).to(device)
+        self._decoder = Decoder(layers, head.weights, dtype=dtype, device=device)
+        self._weights = self._decoder.weights
+        mask = self._weights.get("mask")
+        self.mask = MaskRow.of(head.config, mask if isinstance(mask, Tensor) else None)
         kv = ReferenceKV(
-            layers=1,
+            layers=layers.num_layers,
             num_pages=num_pages,
-            kv_heads=layer.num_kv_heads,
-            head_dim=layer.head_dim,
+            kv_heads=layers.num_kv_heads,
+            head_dim=layers.head_dim,
             dtype=dtype,
             device=device,
         )
@@ -48,34 +51,52 @@ class TorchHead:
     @torch.inference_mode()
     def __call__(self, batch: Batch, *, features: Tensor | None = None, carry: Sequence[int] = ()) -> Output:
         placed = self._placed(batch)
-        if features is None:
-            hidden = self._last[list(carry)]
-        else:
-            hidden = self._linear("fc", features.to(device=self.device, dtype=self._dtype))
-        self._last = self._layer(placed, hidden)
-        outs = self._norm("norm", self._last[placed.logit_rows.long()])
-        logits = self._linear("head", outs).float().cpu()  # [outs, draft vocabulary]
+        if features is None and self.mask is not None:
+            placed, features = self.mask.rows(placed)
+        states = self._carried(carry) if features is None else self._fused(features)
+        self._last = self._layers(placed, states)
+        logits = self._logits(self._last[placed.logit_rows.long()])  # [outs, draft vocabulary]
         return Output(logits=logits, argmax=logits.argmax(dim=-1).to(torch.int32))
 
     def pick(self, logits: Tensor, inverse_temperatures: Tensor, keys: Tensor) -> Tensor:
         return pick(logits, inverse_temperatures, keys, ids=self.ids)
 
-    def _layer(self, batch: Batch, hidden: Tensor) -> Tensor:
-        """Compute the layer's output y [rows, hidden], before the final norm; see `models.heads`."""
-        layer = self.config.layer
+    def _carried(self, carry: Sequence[int]) -> Tensor:
+        """Return the states g [rows, hidden] of rows that continue from the last pass."""
+        states = self._last[list(carry)]
+        return self._norm("norm", states) if self.config.norm_output else states
+
+    def _fused(self, features: Tensor) -> Tensor:
+        """Return the states g [rows, hidden] of rows with the target's hidden states."""
+        features = features.to(device=self.device, dtype=self._dtype)
+        if self.config.fuses_tokens:
+            return features
+        if self.config.feature_norms:
+            parts = features.view(len(features), self.config.feature_norms, -1)
+            weight = self._vector("fc_norm").view(parts.shape[1:])
+            features = rms_norm(parts, weight, self.config.decoder.norm_eps).flatten(1)
+        return self._linear("fc", features)
+
+    def _layers(self, batch: Batch, states: Tensor) -> Tensor:
+        """Compute the output y [rows, hidden], before the final norm."""
         self._backend.begin(batch)
-        normed = self._norm("hidden_norm", hidden)
-        if self.config.norm_first:
-            hidden = normed
-        paired = torch.cat([self._norm("embed_norm", self._embedded(batch.tokens)), normed], dim=1)
-        q, k, v = (self._linear(name, paired).view(len(paired), -1, layer.head_dim) for name in "qkv")
-        angles = turns(batch.positions, self._frequencies)
-        self._backend.store(0, rope(k, *angles), v)
-        attended = self._backend.attend(0, rope(q, *angles), window=0, scale=layer.head_dim**-0.5)
-        x = hidden + self._linear("o", attended.flatten(1))
-        normed = self._norm("mlp_norm", x)
-        gated = activate(self._linear("gate", normed), layer.activation) * self._linear("up", normed)
-        return x + self._linear("down", gated)
+        angles, embedded = self._decoder.angles(batch.positions), self._embedded(batch.tokens)
+        if self.config.fuses_tokens:
+            x = inputs = self._linear("fc", torch.cat([embedded, states], dim=1))
+        else:
+            normed = self._norm("layers.0.attn_norm", states)
+            x = normed if self.config.norm_first else states
+            inputs = torch.cat([self._norm("embed_norm", embedded), normed], dim=1)
+        x = self._decoder.layer(0, x, angles, self._backend, inputs=inputs)
+        for index in range(1, self.config.decoder.num_layers):
+            x = self._decoder.layer(index, x, angles, self._backend)
+        return x
+
+    def _logits(self, y: Tensor) -> Tensor:
+        """Compute logits float32 [n, draft vocabulary], on the host."""
+        states = self._norm("norm", y) if "norm" in self._weights else y
+        logits = self._linear("head", states) if "head" in self._weights else self._target.project(states)
+        return logits.float().cpu()
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         if "embed" in self._weights:
@@ -83,12 +104,17 @@ class TorchHead:
         return self._target.embed(tokens).to(self._dtype)
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
+        return rms_norm(x, self._vector(name), self.config.decoder.norm_eps)
+
+    def _vector(self, name: str) -> Tensor:
         weight = self._weights[name]
         assert isinstance(weight, Tensor), f"{name} is quantised"
-        return rms_norm(x, weight, self.config.layer.norm_eps)
+        return weight
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
-        return self._backend.linear(x, self._weights[name])
+        bias = self._weights.get(f"{name}.bias")
+        assert bias is None or isinstance(bias, Tensor), f"{name}.bias is quantised"
+        return self._backend.linear(x, self._weights[name], bias)
 
     def _placed(self, batch: Batch) -> Batch:
         if str(self.device) == "cpu":

@@ -19,6 +19,7 @@ from paceline.models.heads import EagleHead, MedusaHead, load_eagle, load_medusa
 from paceline.models.shapes import random_eagle
 from paceline.models.weights import weight_bytes
 from paceline.runner.forwards.compiled import CompiledForward, check_supported, kv_bytes_per_page
+from paceline.runner.forwards.decoder_pack import output_layer
 from paceline.runner.heads.compiled import CompiledHead
 from paceline.runner.heads.head_pack import fill_head, head_layout
 from paceline.runner.heads.medusa import CompiledMedusa, TorchMedusa
@@ -38,7 +39,7 @@ FORMATS = ("int8", "int4")  # weight formats of compiled heads
 
 @dataclass(frozen=True, slots=True)
 class ReadyHead:
-    """An EAGLE-3 head that can be built. The number of KV pages is fixed by `forward`, which reads the weights."""
+    """An EAGLE head that can be built. The number of KV pages is fixed by `forward`, which reads the weights."""
 
     head: EagleHead  # without data, in the format in which it runs
     read: Callable[[], EagleHead]  # reads it
@@ -46,32 +47,38 @@ class ReadyHead:
     compiled: bool
     device: str
     dtype: torch.dtype  # type of activations in torch; unused if compiled
+    shared_bytes: int = 0  # bytes of the target's output layer, where the head uses it
+    note: str = ""  # what users should know about how it runs
 
     @property
     def why(self) -> str:
         config = self.head.config
         how = "compiled" if self.compiled else f"torch, {str(self.dtype).removeprefix('torch.')}"
         size = f"{self.head.parameters / 1e6:.1f} M parameters, {config.draft_vocab_size} tokens"
-        return f"an EAGLE-3 head ({size}) on hidden states {', '.join(map(str, config.taps))}: {how}"
+        flags = "".join(f", {flag}" for flag in config.flags)
+        article = "a" if config.kind.startswith("P") else "an"
+        states = f"hidden states {', '.join(map(str, config.taps))}"
+        return f"{article} {config.kind} head ({size}{flags}) on {states}: {how}{self.note and f'; {self.note}'}"
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one page of KV memory."""
-        layer = self.head.config.layer
+        layers = self.head.config.decoder
         if self.compiled:
-            return kv_bytes_per_page(layer)
-        return page_bytes(1, layer.num_kv_heads, layer.head_dim, self.dtype)
+            return kv_bytes_per_page(layers)
+        return page_bytes(layers.num_layers, layers.num_kv_heads, layers.head_dim, self.dtype)
 
     @property
     def pass_bytes(self) -> int:
         """Bytes of weights that a draft pass reads: all but `fc` and the embedding, of which it reads a few rows."""
-        return sum(weight_bytes(weight) for name, weight in self.head.weights.items() if name not in ("embed", "fc"))
+        own = sum(weight_bytes(weight) for name, weight in self.head.weights.items() if name not in ("embed", "fc"))
+        return own + self.shared_bytes
 
     def on_cuda(self, target: CudaDecoder, *, max_context: int) -> CudaHead:
         """Load the weights to the target's CUDA device. The head has no KV memory yet."""
         from paceline.runner.heads.cuda import CudaHead
 
-        with memory_for("the weights of an EAGLE-3 head", "take a smaller model, or another drafter"):
+        with memory_for("the weights of an EAGLE head", "take a smaller model, or another drafter"):
             return CudaHead(self.read(), target, max_context=max_context)
 
     def forward(self, target: Forward, *, num_pages: int, max_context: int, threads: int | None) -> HeadForward:
@@ -125,11 +132,12 @@ def read_medusa(directory: Path, target: ReadyModel, *, format: str) -> ReadyMed
 
 
 def read_eagle(directory: Path, target: ReadyModel, *, format: str) -> ReadyHead:
-    """Read the headers of an EAGLE-3 head. `format` is that of compiled weights; in torch they are floats."""
+    """Read the headers of an EAGLE head. `format` is that of compiled weights; in torch they are floats."""
     config = target.model.config
     head = load_eagle(directory, config, blank=True)
     compiled = target.compiled and _fits_kernels(head)
     format = format if compiled else "fp32"
+    note = _note(head, target)
     return ReadyHead(
         head.in_format(format),
         lambda: load_eagle(directory, config).in_format(format),
@@ -137,7 +145,29 @@ def read_eagle(directory: Path, target: ReadyModel, *, format: str) -> ReadyHead
         compiled=compiled,
         device="cpu" if compiled else target.device,
         dtype=torch.float32 if target.decoder is None else torch.bfloat16,
+        shared_bytes=0 if "head" in head.weights else _output_bytes(target),
+        note=note,
     )
+
+
+def _note(head: EagleHead, target: ReadyModel) -> str:
+    """Say what a user of this head beside this target should know, here and in the log."""
+    context, longest = head.config.decoder.max_context, target.model.config.max_context
+    notes = []
+    if context < longest:
+        notes.append(f"trained for {context} tokens of context, the target's {longest}: acceptance may fall beyond")
+    if head.config.mask_token is not None and target.decoder is not None:
+        notes.append("on a GPU P-EAGLE takes one pass a token, not one a draft")
+    for note in notes:
+        logger.warning("the head: %s", note)
+    return "; ".join(notes)
+
+
+def _output_bytes(target: ReadyModel) -> int:
+    if target.decoder is not None:
+        return target.decoder.head.bytes
+    weights = target.model.weights
+    return weight_bytes(weights[output_layer(weights)])
 
 
 def shape_of_eagle(target: ReadyModel, *, draft_vocab: int) -> ReadyHead:
@@ -150,7 +180,7 @@ def shape_of_eagle(target: ReadyModel, *, draft_vocab: int) -> ReadyHead:
 
 def _fits_kernels(head: EagleHead) -> bool:
     try:
-        check_supported(head.config.layer)
+        check_supported(head.config.decoder)
     except UnsupportedModel as error:
         logger.warning("the head runs in torch, which is slower: %s", error)
         return False

@@ -103,7 +103,8 @@ class ChunkReader:
             own = () if drafter is None or states is None else taps_of(drafter)
             taps = (*own, *(self._target.taps if any(chunk.tapped for chunk in reading.values()) else ()))
             kept = self._target.decoder.memory_for(taps, len(rows.tokens))
-            wanted = {i: chunk.count if self._last in taps else _wanted(chunk) for i, chunk in reading.items()}
+            late = max(taps, default=0) >= self._last  # then states of all rows are wanted
+            wanted = {i: chunk.count if late else _wanted(chunk) for i, chunk in reading.items()}
             ends = self._ends([*reading.values()], [*wanted.values()])
             hidden = self._target.decoder.hidden(rows, self._target.kv, taps=taps, kept=kept, ends=ends)
             self._draw(reading, wanted, hidden, read, masks, edits=edits)

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.models.config import RopeScaling
+from paceline.models.eagle_config import LAYER_IDS
 from paceline.models.heads import SKETCH
 from paceline.models.rope import rope_frequencies, turns
 from paceline.runner.heads.sketch import directions
@@ -255,7 +256,7 @@ def _config(shape: EagleShape) -> dict[str, object]:
         "max_position_embeddings": shape.max_context,
         "target_hidden_size": shape.hidden,
         "tie_word_embeddings": False,
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(shape.layers)},
+        LAYER_IDS: list(shape.layers),
         **stretched,
     }
 

@@ -7,6 +7,7 @@ Quantised matrices are read as floats.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from torch import Tensor
 from paceline.drafters.registry import head_directory
 from paceline.errors import InvalidRequest, UnsupportedModel
 from paceline.models.config import ModelConfig
-from paceline.models.heads import EagleConfig, load_eagle
+from paceline.models.eagle_config import EagleConfig
+from paceline.models.heads import load_eagle
 from paceline.train.data.teacher import Teacher
 from paceline.train.options import TrainOptions
 from paceline.train.students.eagle import EagleShape, EagleStudent
@@ -25,10 +27,10 @@ from paceline.train.students.packing import FUSION, Packing
 TRAINING_NAMES = {  # name in `models.heads` → name in training and in files
     "fc": FUSION,
     "embed_norm": "midlayer.input_layernorm.weight",
-    "hidden_norm": "midlayer.hidden_norm.weight",
-    **{name: f"midlayer.self_attn.{name}_proj.weight" for name in "qkvo"},
-    "mlp_norm": "midlayer.post_attention_layernorm.weight",
-    **{name: f"midlayer.mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
+    "layers.0.attn_norm": "midlayer.hidden_norm.weight",
+    **{f"layers.0.{name}": f"midlayer.self_attn.{name}_proj.weight" for name in "qkvo"},
+    "layers.0.mlp_norm": "midlayer.post_attention_layernorm.weight",
+    **{f"layers.0.{name}": f"midlayer.mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
     "norm": "norm.weight",
     "head": "lm_head.weight",
 }
@@ -57,9 +59,11 @@ class PublishedHead:
     def read(cls, folder: Path, target: ModelConfig, *, steps: int) -> PublishedHead:
         head = load_eagle(folder, target).in_format("fp32")
         weights = {name: weight.float() for name, weight in head.weights.items() if isinstance(weight, Tensor)}
+        shape = _shape(folder, head.config, target, steps)
+        _check_tensors(folder, weights)
         return cls(
             folder=folder,
-            shape=_shape(folder, head.config, target, steps),
+            shape=shape,
             params={name: weights[key] for key, name in TRAINING_NAMES.items()},
             draft_ids=head.ids.long(),
             embedding=weights.get("embed"),
@@ -111,9 +115,11 @@ def _check_asked(option: str, asked: int | None, there: int, folder: Path) -> No
 
 
 def _shape(folder: Path, config: EagleConfig, target: ModelConfig, steps: int) -> EagleShape:
-    layer = config.layer
+    layer = config.decoder
     for wrong, what in (
-        (config.norm_first, "a norm before the residual"),
+        (config.kind != "EAGLE-3", f"the network of {config.kind}"),
+        (bool(config.flags), ", ".join(config.flags)),
+        (max(config.taps) > target.num_layers, "a hidden state after the last layer"),
         (layer.activation != "silu", f"the activation {layer.activation!r}"),
         (layer.hidden_size != target.hidden_size, f"a width of {layer.hidden_size}, not {target.hidden_size}"),
     ):
@@ -134,6 +140,15 @@ def _shape(folder: Path, config: EagleConfig, target: ModelConfig, steps: int) -
         steps=steps,
         scaling=layer.rope_scaling,
     )
+
+
+def _check_tensors(folder: Path, weights: Mapping[str, Tensor]) -> None:
+    """Refuse a head with other tensors than those that are trained."""
+    missing = sorted(TRAINING_NAMES.keys() - weights.keys())
+    more = sorted(weights.keys() - TRAINING_NAMES.keys() - {"embed"})
+    if missing or more:
+        what = f"without {missing[0]} of its own" if missing else f"with {more[0]}"
+        raise UnsupportedModel(f"{folder}: a head {what} drafts, but is not trained or measured here")
 
 
 def _license(folder: Path) -> str | None:

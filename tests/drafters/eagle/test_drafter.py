@@ -37,6 +37,7 @@ class SeeingHead:
     """A HeadForward that keeps, in each slot, the token at its position and the one after it."""
 
     device = "cpu"
+    mask = None
 
     def __init__(self, target: ToyForward, ids: Tensor) -> None:
         self.ids = ids

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -140,7 +141,7 @@ def test_seats_carry_the_price_of_a_row_and_the_wish_of_the_request() -> None:
 
 
 def test_the_request_or_the_drafter_or_the_price_ends_drafts() -> None:
-    head: Any = None
+    head: Any = SimpleNamespace(mask=None)
     by_price, own = EagleOnDevice(head, taps=(0,)), EagleOnDevice(head, taps=(0,), min_confidence=0.3)
     assert by_price.threshold(Seat(0, 4, price=0.1)) == pytest.approx(0.2)
     assert own.threshold(Seat(0, 4, price=0.1)) == 0.3
@@ -217,7 +218,7 @@ def test_few_sequences_get_trees_and_more_of_them_chains(params: dict[str, Any])
 
 def test_the_user_chooses_the_drafts_of_a_head() -> None:
     """Without a choice they depend on the number of sequences, but trees that cannot have all nodes are chains."""
-    head: Any = None
+    head: Any = SimpleNamespace(mask=None)
     usual = drafter_of_head(head, (0,), {"min_confidence": 0.1})
     shapes = [drafter_of(usual, seats, 16) for seats in (TREE_SEATS, TREE_SEATS + 1)]
     assert [(drafts_trees(by), longest_draft(by, 16)) for by in shapes if by] == [(True, 8), (False, 5)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,16 @@ from tests.rig import DEVICE_RIGS, build
 from tests.runs import plain, run, tokens_of
 from tests.tiny_models import TARGET, cuda_forward, cuda_head
 
-TAPS = (0, 1, 2)
+TAPS = (0, 1, 2, 3)
+DRAFTING = ["eagle", "eagle-narrow", "eagle-hesitant", "eagle-flags", "eagle-parallel", "eagle-1", "medusa"]
+HEADS: dict[str, dict[str, Any]] = {
+    "shared": {},
+    "own": {"hidden": 32, "norm_first": True},
+    "eagle-3.1": {"feature_norms": 3, "norm_output": True},
+    "three layers": {"layers": 3, "qk_norm": True, "window": 3, "feature_norms": 1, "qkv_bias": True},
+    "p-eagle": {"kind": "P-EAGLE", "mask_token": 5, "layers": 2, "feature_norms": 3},
+    "eagle-1": {"kind": "EAGLE-1", "taps": (2,), "draft_vocab": None, "without": ("head",)},
+}
 
 
 def test_hidden_states_are_those_of_plain_torch() -> None:
@@ -52,7 +62,7 @@ def test_embeddings() -> None:
     assert torch.allclose(got, TARGET.weights["embed"][tokens.long()], atol=0.01)
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle-narrow", "eagle-hesitant", "medusa"] if ON_GPU else ["eagle"])
+@pytest.mark.parametrize("name", DRAFTING if ON_GPU else ["eagle"])
 @pytest.mark.parametrize("law", ["greedy", "sampled"] if ON_GPU else ["sampled"])
 def test_same_text_whoever_drafts(name: str, law: str) -> None:
     asked = requests(law)[: None if ON_GPU else 1]
@@ -75,15 +85,15 @@ def test_same_text_under_pressure() -> None:
         assert tokens_of(told) == tokens_of(run(build("cuda", on_device={}), plain(asked)))
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
-def test_passes_as_those_of_plain_torch(own: bool) -> None:
+@pytest.mark.parametrize("name", HEADS)
+def test_passes_as_those_of_plain_torch(name: str) -> None:
     """Two sequences of several rows, then two turns on the head's own output."""
-    made = random_eagle(TARGET.config, draft_vocab=40, hidden=32 if own else None, norm_first=own)
+    made = random_eagle(TARGET.config, **{"draft_vocab": 40, **HEADS[name]})
     target = cuda_forward(TARGET, num_pages=4)
     head = cuda_head(made, target)
     oracle = TorchHead(made, TorchForward(TARGET.config, TARGET.weights, num_pages=4), num_pages=4)
     batch = rows_of(([3, 9, 4, 1, 5], 0, 3, [0]), ([2, 7, 1, 8], 0, 2, [1]))
-    features = torch.randn((5, 3 * TARGET.config.hidden_size), generator=torch.Generator().manual_seed(3))
+    features = torch.randn((5, made.config.width), generator=torch.Generator().manual_seed(3))
     rows = target._placed(batch)
     last = [2, 4]
     wanted = oracle(batch, features=features).logits[last]

@@ -70,7 +70,7 @@ FEATURES = torch.randn((sum(COUNTS), 3 * CONFIG.hidden_size), generator=torch.Ge
 # ── taps ──
 
 
-@pytest.mark.parametrize("taps", [(0, 1, 2), (1,), (2,)])
+@pytest.mark.parametrize("taps", [(0, 1, 2, 3), (1,), (2,), (3,)])
 def test_hidden_states_are_those_of_plain_torch(taps: Sequence[int]) -> None:
     forwards: list[Forward] = [compiled(taps), TorchForward(CONFIG, FLOATS, num_pages=PAGES, taps=taps)]
     outputs = [forward(FIRST) for forward in forwards]
@@ -139,6 +139,16 @@ HEADS = {
     "norm first": random_eagle(CONFIG, draft_vocab=40, norm_first=True, seed=1),
     "own size": random_eagle(CONFIG, draft_vocab=50, hidden=32, seed=2),
     "whole vocabulary": random_eagle(CONFIG, seed=3),
+    "the target's output layer": random_eagle(CONFIG, seed=3, without=("head",)),
+    "norms of features, output, q and k": random_eagle(
+        CONFIG, draft_vocab=40, feature_norms=3, norm_output=True, qk_norm=True, seed=4
+    ),
+    "three layers with windows": random_eagle(CONFIG, draft_vocab=40, layers=3, window=5, feature_norms=1, seed=5),
+    "biases": random_eagle(CONFIG, draft_vocab=40, qkv_bias=True, seed=6),
+}
+OTHERS = {
+    "P-EAGLE": random_eagle(CONFIG, draft_vocab=40, kind="P-EAGLE", mask_token=3, layers=2, seed=7),
+    "EAGLE-1": random_eagle(CONFIG, taps=(2,), kind="EAGLE-1", without=("head",), seed=8),
 }
 
 
@@ -149,11 +159,12 @@ def both(head: EagleHead, format: str = "int8") -> tuple[CompiledHead, TorchHead
 
 
 @pytest.mark.parametrize("format", ["int8", "int4"])
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", [*HEADS, *OTHERS])
 def test_a_compiled_head_is_the_one_of_plain_torch(name: str, format: str) -> None:
     """Passes read the target's hidden states, then the head's own output, while sequences leave one by one."""
-    heads = both(HEADS[name], format)
-    outputs = [head(FIRST, features=FEATURES) for head in heads]
+    made = {**HEADS, **OTHERS}[name]
+    heads = both(made, format)
+    outputs = [head(FIRST, features=FEATURES[:, : made.config.width].contiguous()) for head in heads]
     last, positions = [4 - 1, 5 - 1, 22 - 1], [4, 1, 17]
     for sequences in ([0, 1, 2], [0, 2], [2]):
         wanted = outputs[1].logits

@@ -193,7 +193,7 @@ def changed(first: TrainOptions, folder: Path, config: dict[str, object]) -> Tra
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"norm_before_residual": True}, "a norm before the residual"),
+        ({"norm_before_residual": True}, "a head with norm_before_residual drafts"),
         ({"hidden_act": "gelu_pytorch_tanh"}, "the activation .gelu_tanh. drafts"),
     ],
 )

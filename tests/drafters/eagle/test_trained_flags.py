@@ -1,0 +1,161 @@
+"""Trained heads are accepted, and lose acceptance if any flag of their config is read as its opposite.
+
+Whatever a drafter gets wrong costs only speed, so no comparison of texts would show it. Each head is fitted to one text
+of a tiny target, in plain torch (`tests.plain_eagle`), with the flags that its layout has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.llm import LLM
+from paceline.models.load import open_model
+from paceline.types import OFF, SamplingParams, Speculation
+from tests.cli.tiny_model import write_model
+from tests.heads import write_head
+from tests.plain_eagle import PlainHead, PlainTarget
+from tests.published_heads import IDS, LAYOUTS, NESTED, Layout
+
+OPTIONS = {"max_context": 128, "max_sequences": 1, "kv_memory": 1 << 22, "measure_cost": False, "device": "cpu"}
+PROMPT, NEW, TURNS = "paceline", 48, 3
+Head = tuple[dict[str, Any], dict[str, Tensor]]  # config.json and tensors
+Misread = Callable[[dict[str, Any], dict[str, Tensor]], None]
+
+WHOLE = {"draft_vocab_size": None}
+TRAINED = {
+    "norms inside": Layout(
+        {**LAYOUTS["eagle3, outputs of layers"].values, **WHOLE, "fc_norm": True, "norm_before_residual": True},
+        {"attention_bias": True},
+    ),
+    "norms outside": Layout(
+        {
+            **LAYOUTS["speculators"].values,
+            **WHOLE,
+            "norm_output": True,
+            "norm_before_fc": True,
+            IDS: [0, 2],
+            "norm_before_residual": False,
+        },
+        {"model_type": "qwen3", "layer_types": ["sliding_attention"], "sliding_window": 8},
+        NESTED,
+        taps=2,
+        prefix="layers.0.",
+    ),
+    "parallel": Layout({**LAYOUTS["p-eagle"].values, **WHOLE}, nested=NESTED, prefix="layers.0."),
+}
+
+
+class Text(NamedTuple):
+    target: Path
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]  # the target's answer
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Text:
+    target = write_model(tmp_path_factory.mktemp("target"))
+    llm = LLM(str(target), drafter=[], format="fp32", **OPTIONS)
+    [answer] = llm.generate(PROMPT, params(), speculation=OFF)
+    return Text(target, tuple(llm.parts.tokenizer.encode(PROMPT)), tuple(answer.tokens))
+
+
+@pytest.fixture(scope="module")
+def heads(text: Text, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Head]:
+    return {name: trained(layout, text, tmp_path_factory.mktemp("head")) for name, layout in TRAINED.items()}
+
+
+def params() -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True)
+
+
+def trained(layout: Layout, text: Text, folder: Path) -> Head:
+    head = PlainHead(
+        layout.write(folder, vocab=open_model(str(text.target)).config.vocab_size), PlainTarget(text.target)
+    )
+    spread, width = torch.Generator().manual_seed(1), 0.7 if "mask_hidden" in head.tensors else 1.0
+    for name, tensor in head.tensors.items():  # norms that differ much by column, so that no norm is like another
+        if tensor.dim() == 1 and name.endswith("norm.weight"):
+            scale = 3.0 if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
+            head.tensors[name] = tensor * scale * torch.exp(width * torch.randn(tensor.shape, generator=spread))
+    head.train([*text.prompt, *text.tokens], turns=TURNS, steps=100 if "mask_hidden" in head.tensors else 60)
+    return head.values, head.tensors
+
+
+def acceptance(head: Head, text: Text, folder: Path) -> float:
+    """Accepted by drafted tokens of the text that the head was fitted to."""
+    write_head(folder, *head)
+    words = f"eagle:{folder},min_confidence=0,max_draft={TURNS}"
+    llm = LLM(str(text.target), drafter=words, format="fp32", **OPTIONS)
+    [answer] = llm.generate(PROMPT, params(), speculation=Speculation(drafter="eagle"))
+    assert tuple(answer.tokens) == text.tokens
+    return answer.stats.accepted / answer.stats.drafted
+
+
+def say(**values: Any) -> Misread:
+    return lambda config, tensors: config.update(values)
+
+
+def inside(**values: Any) -> Misread:
+    return lambda config, tensors: config[NESTED].update(values)
+
+
+def without(flag: str, *parts: str) -> Misread:
+    """As if the reader did not know some tensors."""
+
+    def change(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        config[flag] = False
+        for name in [name for name in tensors if any(part in name for part in parts)]:
+            del tensors[name]
+
+    return change
+
+
+def llama(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """A layer of Qwen3 as one of Llama, without norms of queries and keys."""
+    inside(model_type="llama")(config, tensors)
+    without("qk_norm", "q_norm", "k_norm")(config, tensors)
+
+
+def one_norm(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """The norms of all taps as one over all features."""
+    config |= {"fc_norm": False, "norm_before_fc": True}
+    tensors["input_norm.weight"] = torch.cat([tensors.pop(f"fc_norm.{i}.weight") for i in range(3)])
+
+
+MISREAD: dict[str, tuple[str, Misread]] = {
+    "ids of outputs as inputs": ("norms inside", say(eagle_config={IDS: [0, 0, 1]})),
+    "fc_norm ignored": ("norms inside", without("fc_norm", "fc_norm.")),
+    "fc_norm as norm_before_fc": ("norms inside", one_norm),
+    "norm_before_residual ignored": ("norms inside", say(norm_before_residual=False)),
+    "biases ignored": ("norms inside", without("attention_bias", "_proj.bias")),
+    "norm_output ignored": ("norms outside", say(norm_output=False)),
+    "norm_before_fc ignored": ("norms outside", without("norm_before_fc", "input_norm")),
+    "norm_before_residual assumed": ("norms outside", say(norm_before_residual=True)),
+    "q and k norms ignored": ("norms outside", llama),
+    "window ignored": ("norms outside", inside(layer_types=["full_attention"])),
+    "ids in another order": ("norms outside", say(**{IDS: [2, 0]})),
+    "another layer": ("norms outside", say(**{IDS: [0, 1]})),
+    "another mask": ("parallel", say(mask_token_id=9)),
+    "norm_before_residual not assumed": ("parallel", say(norm_before_residual=False)),
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_trained_head_is_accepted(name: str, heads: dict[str, Head], text: Text, tmp_path: Path) -> None:
+    found = acceptance(heads[name], text, tmp_path)
+    assert found > 0.9
+
+
+@pytest.mark.parametrize("name", MISREAD)
+def test_a_misread_flag_costs_acceptance(name: str, heads: dict[str, Head], text: Text, tmp_path: Path) -> None:
+    head, misread = MISREAD[name]
+    values, tensors = dict(heads[head][0]), dict(heads[head][1])
+    values = {key: dict(value) if isinstance(value, dict) else value for key, value in values.items()}
+    misread(values, tensors)
+    found = acceptance((values, tensors), text, tmp_path)
+    assert found < 0.75
