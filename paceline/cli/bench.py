@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli import bench_compare, bench_offline, bench_serve
 from paceline.cli.interrupts import interrupted_status
 from paceline.cli.options import FORMATS, count, counts
-from paceline.cli.progress import progress_bar
+from paceline.progress import progress_bar
 from paceline.errors import InvalidRequest
 
 if TYPE_CHECKING:

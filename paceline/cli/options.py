@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from paceline.checks import check_number
-from paceline.cli.progress import progress_bar
+from paceline.progress import progress_bar
 from paceline.config import GPU, EngineConfig
 from paceline.errors import InvalidRequest
 from paceline.models.advice import GENERATION

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from paceline.cli.progress import progress_bar
+from paceline.progress import progress_bar
 from paceline.errors import InvalidRequest
 from paceline.sizes import format_size
 
