@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli import bench_compare, bench_offline, bench_serve
 from paceline.cli.interrupts import interrupted_status
 from paceline.cli.options import FORMATS, count, counts
-from paceline.progress import progress_bar
 from paceline.errors import InvalidRequest
+from paceline.progress import progress_bar
 
 if TYPE_CHECKING:
     from paceline.bench.engine import Setup

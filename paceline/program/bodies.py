@@ -20,10 +20,10 @@ RENAMED = {
     "allowed_tokens": "allowed_token_ids",
 }
 # Fields that every OpenAI server knows; others are Paceline's.
-OPENAI = frozenset(
-    "prompt messages max_tokens temperature top_p presence_penalty frequency_penalty logit_bias stop seed stream "
-    "stream_options response_format prediction".split()
-)
+OPENAI = {
+    *("prompt", "messages", "max_tokens", "temperature", "top_p", "presence_penalty", "frequency_penalty"),
+    *("logit_bias", "stop", "seed", "stream", "stream_options", "response_format", "prediction"),
+}
 SPECIAL_CHARACTERS = re.compile(r"[\\.+*?()|\[\]{}^$]")  # of regular expressions
 Body = dict[str, Any]
 
@@ -31,7 +31,9 @@ Body = dict[str, Any]
 def gen_body(ask: Gen, prompt: Prompt, *, seed: int) -> tuple[str, Body]:
     """Return the path and the body of a generation, which is streamed."""
     if "logprobs" in ask.sampling:
-        raise InvalidRequest("logprobs of a gen are not read from a Remote: run the program on an LLM", param="logprobs")
+        raise InvalidRequest(
+            "logprobs of a gen are not read from a Remote: run the program on an LLM", param="logprobs"
+        )
     path, body = _beginning(prompt)
     for name, value in ask.sampling.items():
         if name == "grammar":

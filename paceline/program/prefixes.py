@@ -33,8 +33,12 @@ class Prefixes:
         self._read: dict[int, None] = {}  # keys of pages that were read, oldest first
 
     def leader(self, keys: Sequence[int]) -> str | None:
-        """Return the request that reads the longest common beginning; None: no page is being read."""
-        return next((self._leaders[key] for key in reversed(keys) if key in self._leaders), None)
+        """Return the request that reads most of the pages that nobody has read yet; None: no request reads that many.
+
+        Waiting for a small part of them would take longer than reading it twice."""
+        unread = [key for key in keys if key not in self._read]
+        shared = [key for key in unread if key in self._leaders]
+        return self._leaders[shared[-1]] if shared and 2 * len(shared) >= len(unread) else None
 
     def begin(self, request_id: str, keys: Sequence[int]) -> None:
         """Let a request lead the pages that nobody reads or has read."""

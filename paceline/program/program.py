@@ -26,7 +26,6 @@ from paceline.program.embedded import Embedded
 from paceline.program.prompt import Text
 from paceline.program.remote import Remote
 from paceline.program.run import Backend, Run, current, derived_seed
-from paceline.program.sites import failing_site
 from paceline.program.state import State
 from paceline.progress import progress_bar
 
@@ -57,8 +56,8 @@ class Program:
                 f"{self.name} is a program: type {self.name}.run(…, on=llm), or inside another program "
                 f"{self.name}(s, …) with its state"
             )
-        outer, *rest = args
-        return outer.inside(self.name, lambda inner: self._body(inner, *rest, **kwargs), file=self._file)
+        outer: State = args[0]
+        return outer.inside(self.name, lambda inner: self._body(inner, *args[1:], **kwargs), file=self._file)
 
     def start(
         self,

@@ -65,12 +65,13 @@ class Text:
         elif isinstance(part, End):
             self.is_open = False
         else:
-            self._check_open()
+            self.check_open()
         before = self.end
         call = part if not isinstance(part, str | Begin | End) else None if before is None else before.call
         self.end = Node(part, before, call)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise InvalidRequest where text belongs to no message of a chat."""
         if not self.is_open:
             raise InvalidRequest(
                 f"text or a generation after {self.role}() belongs to no message: wrap it in assistant() or user()"

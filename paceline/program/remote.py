@@ -1,8 +1,8 @@
 """The backend of an OpenAI server: Paceline, or any other. One thread with an event loop talks to it.
 
-A server of Paceline's gets everything that an LLM gets, and gives the same texts for the same seeds. Of another server
-only OpenAI's own fields are asked, since it might ignore the others: a program that needs more gets an error which names
-the field. `select` needs the field `prompt_logprobs`, which vLLM has, too; it shows whether a server has answered it.
+A server of Paceline's gets everything that an LLM gets, and gives the same texts for the same seeds. Another server
+gets OpenAI's own fields alone, since it might ignore others: a program that needs more gets an error which names the
+field. `select` needs the field `prompt_logprobs`, which vLLM has, too: an answer without scores is an error.
 """
 
 from __future__ import annotations

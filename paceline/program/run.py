@@ -25,7 +25,9 @@ from paceline.program.expressions import Gen, Select
 from paceline.program.prompt import Text
 from paceline.program.sites import calling_site, failing_site
 
-GRACE_SECONDS = 2.0  # time for a stopped body to end by itself; then it is interrupted, and after as long again given up
+GRACE_SECONDS = (
+    2.0  # time for a stopped body to end by itself; then it is interrupted, and after as long again given up
+)
 MAX_NESTED = 32  # runs inside runs
 SEED_BITS = 53  # any JSON reader keeps such an integer
 
@@ -45,7 +47,7 @@ class Backend(Protocol):
     def close(self) -> None: ...
 
     def submit(self, call: Call) -> None:
-        """Begin a call, from any thread; return at once. The call ends by one of its `end_gen`, `end_select`, `fail`."""
+        """Begin a call, from any thread; return at once. The call ends by `end_gen`, `end_select` or `fail`."""
 
     def cancel(self, call: Call) -> None:
         """Free whatever a call that has ended still holds."""
@@ -79,7 +81,7 @@ class Run:
         self._timers: list[threading.Timer] = []
         self._last: list[Callable[[], None]] = []  # called at the end
         self.parent = current.get()
-        self._depth = 0 if self.parent is None else self.parent._depth + 1
+        self._depth: int = 0 if self.parent is None else self.parent._depth + 1
         if self._depth > MAX_NESTED:
             raise InvalidRequest(f"runs of programs are nested deeper than {MAX_NESTED}: does one run itself for ever?")
 
@@ -214,12 +216,18 @@ class Run:
     def _interrupt(self) -> None:
         """Raise Stopped in a body that neither waits for a call nor makes one."""
         if self.thread is not None and not self.done:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread.ident or 0), ctypes.py_object(Stopped))
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(self.thread.ident or 0), ctypes.py_object(Stopped)
+            )
 
     def _give_up(self) -> None:
         """End the run without its thread, which some code outside of Python keeps."""
+        if self.done:
+            return
         reason = str(self._stopped).partition(": ")[2]
-        self._stopped = ProgramError(f"{reason}; its thread still runs: code of it does not return", program=self.program)
+        self._stopped = ProgramError(
+            f"{reason}; its thread still runs: code of it does not return", program=self.program
+        )
         self._end(None)
 
 

@@ -8,7 +8,7 @@ would merge with the last token of the text before it, that token counts for eve
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os.path import commonprefix
+from itertools import takewhile
 
 from paceline.errors import InvalidRequest
 from paceline.program.expressions import Select
@@ -16,7 +16,8 @@ from paceline.program.expressions import Select
 
 def prefix_length(before: Sequence[int], texts: Sequence[Sequence[int]]) -> int:
     """Return how many tokens are common to the text before the options and to each text with an option behind it."""
-    length = len(commonprefix([list(before), *map(list, texts)]))
+    columns = zip(before, *texts, strict=False)
+    length = sum(1 for _ in takewhile(lambda column: len({*column}) == 1, columns))
     if not length:
         raise InvalidRequest("select needs text before it: the first token of a text has no log-probability")
     return length

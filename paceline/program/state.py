@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, Self
 
 from paceline.checks import check_integer
@@ -19,6 +17,7 @@ from paceline.errors import InvalidRequest, ProgramError, UnknownOption
 from paceline.llm import Sample
 from paceline.program.call import Call
 from paceline.program.expressions import Gen, Select, parts_of
+from paceline.program.pieces import Pieces, telling
 from paceline.program.prompt import Text, prompt_of
 from paceline.program.run import Run
 from paceline.program.sites import failing_site
@@ -43,8 +42,7 @@ class State:
         for part in parts_of(given):
             if isinstance(part, Gen | Select):
                 self._check_new(part.name)
-                fork = self._text.fork(self._text.path)  # refuse a call outside of a message before it begins
-                fork.add("")
+                self._text.check_open()  # before the call begins
                 call = self._run.call(part, self._text, program=self._program)
                 self._text.add(call)
                 self._declare(part.name, call)
@@ -180,9 +178,12 @@ class State:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        """Stop the run, if it still goes on."""
-        self.stop()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Wait for the end of the run; stop it if the block is left by an error, such as Ctrl-C."""
+        if kind is None:
+            self.wait()
+        else:
+            self.stop()
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self._wait_async().__await__()
@@ -194,9 +195,8 @@ class State:
         save_traces([self], path)
 
     async def _wait_async(self) -> Self:
-        loop = asyncio.get_running_loop()
         ended = asyncio.Event()
-        self._run.when_done(lambda: loop.call_soon_threadsafe(ended.set))
+        self._run.when_done(telling(asyncio.get_running_loop(), ended.set))
         try:
             await ended.wait()
         except asyncio.CancelledError:
@@ -227,8 +227,10 @@ class State:
         if name not in self._names:
             if self._run.error is not None:
                 raise self._run.error
-            raise UnknownOption("variable", name, self._names) if self._names else InvalidRequest(
-                f"unknown variable {name!r}; nothing is generated yet"
+            raise (
+                UnknownOption("variable", name, self._names)
+                if self._names
+                else InvalidRequest(f"unknown variable {name!r}; nothing is generated yet")
             )
         return self._names[name]
 
@@ -253,38 +255,3 @@ class State:
 
     def _own_value(self, name: str) -> Any:
         return self[name] if name in self._names and name not in self._inherited else None
-
-
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """The text of a call, piece by piece as it comes."""
-
-    find: Callable[[], Call]  # waits until the call is made
-
-    def __iter__(self) -> Iterator[str]:
-        call, news, read = self.find(), SimpleQueue[None](), 0
-        call.watch(lambda: news.put(None))
-        while True:
-            news.get()
-            ended = call.ended  # before the pieces: none comes after the end
-            while read < len(call.pieces):
-                read += 1
-                yield call.pieces[read - 1]
-            if ended:
-                call.wait()
-                return
-
-    async def __aiter__(self) -> AsyncIterator[str]:
-        loop, news, read = asyncio.get_running_loop(), asyncio.Event(), 0
-        call = await asyncio.to_thread(self.find)
-        call.watch(lambda: loop.call_soon_threadsafe(news.set))
-        while True:
-            await news.wait()
-            news.clear()
-            ended = call.ended
-            while read < len(call.pieces):
-                read += 1
-                yield call.pieces[read - 1]
-            if ended:
-                call.wait()
-                return

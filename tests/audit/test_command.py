@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from paceline.audit import run
 from paceline import progress
+from paceline.audit import run
 from paceline.cli.main import main
 from paceline.progress import Progress
 from tests.audit import planted
