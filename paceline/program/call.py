@@ -46,6 +46,7 @@ class Call:
     scores: Mapping[str, float] = field(default_factory=dict)  # of a select that has ended, by option
     usage: Usage = field(default_factory=Usage)
     error: BaseException | None = None
+    told: bool = False  # the program has met the error, and may have handled it
     _value: str | None = None
     _ended: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -68,16 +69,21 @@ class Call:
     @property
     def prompt(self) -> Prompt:
         """The prompt of the call, once the calls before it have ended. Raises the error of one that failed."""
-        if self.behind is not None and self.behind.call is not None:
-            self.behind.call.wait()
+        if self.behind is not None and self.behind.call is not None and self.behind.call.error is not None:
+            raise self.behind.call.error
         return prompt_of(self.behind)
 
     def wait(self) -> str:
         """Return the value; raise the error of the call, or of the run that stopped it."""
-        self._ended.wait()
+        self.join()
         if self.error is not None:
+            self.told = True
             raise self.error
         return self.value
+
+    def join(self) -> None:
+        """Wait for the end, whatever it is."""
+        self._ended.wait()
 
     def watch(self, watcher: Callable[[], None]) -> None:
         """Have `watcher` called with every piece and at the end, and once now."""

@@ -69,6 +69,20 @@ class Program:
         **kwargs: Any,
     ) -> State:
         """Begin a run, and return its state at once: read variables, stream them, or `wait`. See `run`."""
+        state, body = self._made(*args, on=on, seed=seed, max_calls=max_calls, timeout=timeout, **kwargs)
+        state.run.start(body)
+        return state
+
+    def _made(
+        self,
+        *args: Any,
+        on: LLM | Remote | None = None,
+        seed: int | None = None,
+        max_calls: int = MAX_CALLS,
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> tuple[State, Callable[[], None]]:
+        """Make a state and the body of its run, which has not begun."""
         self._check_arguments(args, kwargs)
         _check_options(seed=seed, max_calls=max_calls, timeout=timeout)
         run = Run(self.name, _backend(on), file=self._file, seed=seed, max_calls=max_calls, timeout=timeout)
@@ -77,15 +91,17 @@ class Program:
         def body() -> None:
             state.value = self._body(state, *args, **kwargs)
 
-        run.start(body)
-        return state
+        return state, body
 
     def run(self, *args: Any, **options: Any) -> State:
         """Run to the end, and return the state. Raises the error of a run that fails.
 
         `on`: an LLM, or a Remote server; inside another program, by default its own. `seed`: same seed, same texts; by
         default drawn, see `State.seed`. `max_calls` and `timeout` (seconds) end a run that does not end by itself."""
-        return self.start(*args, **options).wait()
+        state, body = self._made(*args, **options)
+        with state.run.stopped_by_errors():
+            state.run.start(body)
+            return state.wait()
 
     async def run_async(self, *args: Any, **options: Any) -> State:
         """Run to the end beside an event loop. Cancelling the task stops the run. See `run`."""
@@ -116,10 +132,11 @@ class Program:
             for i, (args, kwargs) in enumerate(each):
                 free.acquire()
                 own = None if seed is None else derived_seed(seed, f"#{i}")
-                state = self.start(*args, on=on, seed=own, max_calls=max_calls, timeout=timeout, **kwargs)
+                state, body = self._made(*args, on=on, seed=own, max_calls=max_calls, timeout=timeout, **kwargs)
                 states.append(state)
                 state.run.when_done(free.release)
                 state.run.when_done(count)
+                state.run.start(body)
             for state in states:
                 state.run.wait()
         return states

@@ -15,7 +15,8 @@ import hashlib
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Protocol
 
@@ -77,6 +78,8 @@ class Run:
         self._children: list[Run] = []
         self._stopped: ProgramError | None = None
         self._done = threading.Event()
+        self._opened = False  # the backend is
+        self._ending = False  # whoever comes first ends the run
         self._lock = threading.RLock()
         self._timers: list[threading.Timer] = []
         self._last: list[Callable[[], None]] = []  # called at the end
@@ -86,22 +89,32 @@ class Run:
             raise InvalidRequest(f"runs of programs are nested deeper than {MAX_NESTED}: does one run itself for ever?")
 
     def start(self, body: Callable[[], None]) -> None:
-        self.backend.open()
-        if self.parent is not None:
-            self.parent.adopt(self)
-        if self._timeout is not None:
-            self._after(self._timeout, lambda: self.stop(f"it did not end within its timeout of {self._timeout:g} s"))
-        self.thread = threading.Thread(target=self._main, args=(body,), name=f"program {self.program}", daemon=True)
-        self.thread.start()
+        """Begin; if that is interrupted, the run has ended."""
+        with self.stopped_by_errors():
+            self.backend.open()
+            self._opened = True
+            if self.parent is not None:
+                self.parent.adopt(self)
+            if self._timeout is not None:
+                reason = f"it did not end within its timeout of {self._timeout:g} s"
+                self._after(self._timeout, lambda: self.stop(reason))
+            self.thread = threading.Thread(target=self._main, args=(body,), name=f"program {self.program}", daemon=True)
+            self.thread.start()
 
     @property
     def done(self) -> bool:
         return self._done.is_set()
 
     def wait(self) -> None:
-        """Wait for the end. If the waiting itself is interrupted, the run is stopped first."""
-        try:
+        """Wait for the end; if the waiting is interrupted, the run has ended, too."""
+        with self.stopped_by_errors():
             self._done.wait()
+
+    @contextmanager
+    def stopped_by_errors(self) -> Iterator[None]:
+        """Stop the run if the block is left by an error, such as Ctrl-C, and wait for its end."""
+        try:
+            yield
         except BaseException:
             self.stop("it was interrupted")
             self._done.wait()
@@ -149,6 +162,8 @@ class Run:
         for child in children:
             child.stop(f"the program {self.program} that runs it was stopped")
         self._abort_calls()
+        if self.thread is None or self.thread.ident is None:  # nothing runs that could end by itself
+            self._end(None)
         self._after(GRACE_SECONDS, self._interrupt)
         self._after(2 * GRACE_SECONDS, self._give_up)
 
@@ -171,24 +186,34 @@ class Run:
         error: ProgramError | None = None
         try:
             body()
-            for call in self.calls:
-                call.wait()
+            self._settle()
         except Stopped:
             pass
         except BaseException as raised:  # any error of a user's code ends this run alone
             error = failing_site(raised, program=self.program, file=self._file)
         self._end(error)
 
+    def _settle(self) -> None:
+        """Wait for all calls. Raises an error that the body has not met; one that it has met, it has handled."""
+        for call in self.calls:
+            call.join()
+        handled = {id(call.error) for call in self.calls if call.told}  # calls behind one that failed have its error
+        for call in self.calls:
+            if call.error is not None and id(call.error) not in handled:
+                raise call.error
+
     def _end(self, error: ProgramError | None) -> None:
         with self._lock:
-            if self.done:
+            if self._ending:
                 return
+            self._ending = True
             self.error = self._stopped or error
             self._stopped = self._stopped or error  # a call that is being made now is too late
             for timer in self._timers:
                 timer.cancel()
         self._abort_calls()
-        self.backend.close()
+        if self._opened:
+            self.backend.close()
         with self._lock:
             self.ended_at = time.perf_counter()
             self._done.set()

@@ -20,9 +20,10 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 
 @pytest.fixture(autouse=True)
 def _nothing_stays(llm: LLM) -> Iterator[None]:
+    before = {*threading.enumerate()}
     yield
     for thread in threading.enumerate():
-        if thread.name.startswith(NAMES):
+        if thread not in before and thread.name.startswith(NAMES):
             thread.join(10)
             assert not thread.is_alive(), f"{thread.name} still runs"
     assert llm.stepped_by is None

@@ -307,7 +307,7 @@ def test_a_batch_goes_on_when_one_fails(llm: LLM) -> None:
 
 
 def test_progress(llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("paceline.progress.LOG_SECONDS", 0.0)
+    monkeypatch.setattr("paceline.progress.LOG_SECONDS", 0.005)
     two.run_batch([("abc",)] * 9, on=llm, progress=True, at_once=1)
     assert any("of 9 runs" in record.getMessage() for record in caplog.records)
 
