@@ -26,9 +26,8 @@ from paceline.program.expressions import Gen, Select
 from paceline.program.prompt import Text
 from paceline.program.sites import calling_site, failing_site
 
-GRACE_SECONDS = (
-    2.0  # time for a stopped body to end by itself; then it is interrupted, and after as long again given up
-)
+GRACE_SECONDS = 2.0  # time for a stopped body to end by itself; then it is interrupted, or given up
+SAMPLE_SECONDS = 0.1  # time over which a stopped body is watched for whether it computes
 MAX_NESTED = 32  # runs inside runs
 SEED_BITS = 53  # any JSON reader keeps such an integer
 
@@ -78,6 +77,7 @@ class Run:
         self._children: list[Run] = []
         self._stopped: ProgramError | None = None
         self._done = threading.Event()
+        self._cpu_clock: int | None = None  # clock of the body's processor time
         self._opened = False  # the backend is
         self._ending = False  # whoever comes first ends the run
         self._lock = threading.RLock()
@@ -183,6 +183,8 @@ class Run:
 
     def _main(self, body: Callable[[], None]) -> None:
         current.set(self)
+        if hasattr(time, "pthread_getcpuclockid"):
+            self._cpu_clock = time.pthread_getcpuclockid(threading.get_ident())
         error: ProgramError | None = None
         try:
             body()
@@ -239,11 +241,20 @@ class Run:
             timer.start()
 
     def _interrupt(self) -> None:
-        """Raise Stopped in a body that neither waits for a call nor makes one."""
-        if self.thread is not None and not self.done:
+        """Raise Stopped in a body that computes without a call. One that waits in code outside of Python is left alone:
+        it would not get the exception, and on some versions of Python other threads wait for that while they are traced."""
+        if self.thread is not None and self._computes() and not self.done:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
                 ctypes.c_ulong(self.thread.ident or 0), ctypes.py_object(Stopped)
             )
+
+    def _computes(self) -> bool:
+        """Return whether the body uses a core. False where a thread's time cannot be asked for."""
+        if self._cpu_clock is None:
+            return False
+        before = time.clock_gettime(self._cpu_clock)
+        time.sleep(SAMPLE_SECONDS)
+        return time.clock_gettime(self._cpu_clock) - before > SAMPLE_SECONDS / 100
 
     def _give_up(self) -> None:
         """End the run without its thread, which some code outside of Python keeps."""
