@@ -22,7 +22,7 @@ from paceline.drafters.registry import completed, default_drafters
 from paceline.engine.assemble import assemble
 from paceline.errors import EngineDead, InvalidRequest
 from paceline.models.weights import Format, Progress
-from paceline.runner.loading.models import choose_device
+from paceline.runner.loading.models import ReadyModel, choose_device
 from paceline.types import (
     EMBEDDING,
     OFF,
@@ -93,7 +93,7 @@ class LLM:
 
     def __init__(
         self,
-        target: str,
+        target: str | ReadyModel,
         *,
         drafter: str | Sequence[str] | None = None,
         format: Format = "auto",
@@ -103,7 +103,7 @@ class LLM:
         recording: Progress | None = None,
         **options: Any,
     ) -> None:
-        """Load a target and its drafters.
+        """Load a target and its drafters. A target that is ready brings its own format and device.
 
         `drafter`: see `paceline.drafters.registry`; an empty list means none. None means the head that comes with the
         target, if one does, and on a CPU a lookup. On a CPU a lookup is also loaded beside a head or a model, and of
@@ -111,7 +111,7 @@ class LLM:
         if there is one. `options` are fields of `EngineConfig`."""
         self._device = device = choose_device(device)
         if drafter is None:
-            drafter = default_drafters(target, device)
+            drafter = default_drafters(target if isinstance(target, str) else target.name, device)
         words = completed([drafter] if isinstance(drafter, str) else drafter, device)
         config = EngineConfig.of(device=device, **options)
         self.parts = assemble(

@@ -28,13 +28,13 @@ SPECIAL_CHARACTERS = re.compile(r"[\\.+*?()|\[\]{}^$]")  # of regular expression
 Body = dict[str, Any]
 
 
-def gen_body(ask: Gen, prompt: Prompt, *, seed: int) -> tuple[str, Body]:
+def gen_body(ask: Gen, prompt: Prompt, *, seed: int, cache_salt: str = "") -> tuple[str, Body]:
     """Return the path and the body of a generation, which is streamed."""
     if "logprobs" in ask.sampling:
         raise InvalidRequest(
             "logprobs of a gen are not read from a Remote: run the program on an LLM", param="logprobs"
         )
-    path, body = _beginning(prompt)
+    path, body = _beginning(prompt, cache_salt)
     for name, value in ask.sampling.items():
         if name == "grammar":
             body["response_format"] = _format(value)
@@ -50,9 +50,9 @@ def gen_body(ask: Gen, prompt: Prompt, *, seed: int) -> tuple[str, Body]:
     return path, body
 
 
-def score_body(prompt: Prompt) -> tuple[str, Body]:
+def score_body(prompt: Prompt, *, cache_salt: str = "") -> tuple[str, Body]:
     """Return the path and the body of a request that scores a text. Its one token is thrown away."""
-    path, body = _beginning(prompt)
+    path, body = _beginning(prompt, cache_salt)
     return path, body | {"max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
 
 
@@ -71,14 +71,15 @@ def check_fields(body: Mapping[str, Any], *, ours: bool, root: str, besides: tup
         )
 
 
-def _beginning(prompt: Prompt) -> tuple[str, Body]:
+def _beginning(prompt: Prompt, cache_salt: str) -> tuple[str, Body]:
+    salt = {"cache_salt": cache_salt} if cache_salt else {}
     if not prompt.messages:
-        return "/v1/completions", {"prompt": prompt.text}
+        return "/v1/completions", {"prompt": prompt.text, **salt}
     messages = [*prompt.messages]
     if not prompt.text:
-        return "/v1/chat/completions", {"messages": messages}
+        return "/v1/chat/completions", {"messages": messages, **salt}
     messages.append({"role": "assistant", "content": prompt.text})
-    return "/v1/chat/completions", {"messages": messages, "continue_final_message": True}
+    return "/v1/chat/completions", {"messages": messages, "continue_final_message": True, **salt}
 
 
 def _format(grammar: Grammar) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class Call:
     seed: int
     site: Site
     behind: Node | None  # the text before it
+    cache_salt: str = ""  # prefixes are shared only within one salt
     made_at: float = field(default_factory=time.perf_counter)
     begun_at: float | None = None  # when the call before it had ended
     first_at: float | None = None  # when its first text came

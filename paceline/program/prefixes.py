@@ -15,9 +15,10 @@ from paceline.kernels.base import PAGE_SIZE
 MAX_PAGES = 1 << 17  # pages that are remembered as read
 
 
-def page_keys(prompt: Sequence[int]) -> list[int]:
-    """Return a key for each full page of a prompt. Prompts share a key where they are equal up to the page's end."""
-    key, keys = 0, []
+def page_keys(prompt: Sequence[int], *, salt: str = "") -> list[int]:
+    """Return a key for each full page of a prompt. Prompts share a key where they are equal up to the page's end, and
+    have one salt."""
+    key, keys = hash(salt), []
     for end in range(PAGE_SIZE, len(prompt), PAGE_SIZE):  # the last token is always computed
         key = hash((key, *prompt[end - PAGE_SIZE : end]))
         keys.append(key)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from paceline.checks import check_integer, check_number
+from paceline.checks import check_integer, check_number, check_text
 from paceline.errors import InvalidRequest
 from paceline.llm import LLM
 from paceline.program.embedded import Embedded
@@ -31,7 +31,7 @@ from paceline.progress import progress_bar
 
 MAX_CALLS = 1000  # calls of a run, where it gives no max_calls
 AT_ONCE = 64  # runs of a batch at the same time, where it gives no at_once
-OPTIONS = ("on", "seed", "max_calls", "timeout")  # keywords of every run, which no program may have
+OPTIONS = ("on", "seed", "max_calls", "timeout", "cache_salt")  # keywords of every run, which no program may have
 
 
 class Program:
@@ -66,10 +66,12 @@ class Program:
         seed: int | None = None,
         max_calls: int = MAX_CALLS,
         timeout: float | None = None,
+        cache_salt: str | None = None,
         **kwargs: Any,
     ) -> State:
         """Begin a run, and return its state at once: read variables, stream them, or `wait`. See `run`."""
-        state, body = self._made(*args, on=on, seed=seed, max_calls=max_calls, timeout=timeout, **kwargs)
+        limits: dict[str, Any] = {"max_calls": max_calls, "timeout": timeout, "cache_salt": cache_salt}
+        state, body = self._made(*args, on=on, seed=seed, **limits, **kwargs)
         state.run.start(body)
         return state
 
@@ -80,12 +82,14 @@ class Program:
         seed: int | None = None,
         max_calls: int = MAX_CALLS,
         timeout: float | None = None,
+        cache_salt: str | None = None,
         **kwargs: Any,
     ) -> tuple[State, Callable[[], None]]:
         """Make a state and the body of its run, which has not begun."""
         self._check_arguments(args, kwargs)
-        _check_options(seed=seed, max_calls=max_calls, timeout=timeout)
-        run = Run(self.name, _backend(on), file=self._file, seed=seed, max_calls=max_calls, timeout=timeout)
+        limits: dict[str, Any] = {"max_calls": max_calls, "timeout": timeout, "cache_salt": cache_salt}
+        _check_options(seed=seed, **limits)
+        run = Run(self.name, _backend(on), file=self._file, seed=seed, **limits)
         state = State(run, Text(), program=self.name)
 
         def body() -> None:
@@ -97,7 +101,8 @@ class Program:
         """Run to the end, and return the state. Raises the error of a run that fails.
 
         `on`: an LLM, or a Remote server; inside another program, by default its own. `seed`: same seed, same texts; by
-        default drawn, see `State.seed`. `max_calls` and `timeout` (seconds) end a run that does not end by itself."""
+        default drawn, see `State.seed`. `max_calls` and `timeout` (seconds) end a run that does not end by itself.
+        `cache_salt`: runs share cached prefixes only if their salts are equal; inside a program, by default its own."""
         state, body = self._made(*args, **options)
         with state.run.stopped_by_errors():
             state.run.start(body)
@@ -115,6 +120,7 @@ class Program:
         seed: int | None = None,
         max_calls: int = MAX_CALLS,
         timeout: float | None = None,
+        cache_salt: str | None = None,
         at_once: int = AT_ONCE,
         progress: bool = False,
     ) -> list[State]:
@@ -123,7 +129,8 @@ class Program:
         A run that fails leaves the others alone: see `State.error`. Each run has a seed of its own, made from `seed`.
         `max_calls` and `timeout` are those of one run; `at_once` runs go on at the same time."""
         check_integer("at_once", at_once, 1, 4096)
-        _check_options(seed=seed, max_calls=max_calls, timeout=timeout)
+        limits: dict[str, Any] = {"max_calls": max_calls, "timeout": timeout, "cache_salt": cache_salt}
+        _check_options(seed=seed, **limits)
         each = [_arguments(item, i) for i, item in enumerate(items)]
         for args, kwargs in each:
             self._check_arguments(args, kwargs)
@@ -132,7 +139,7 @@ class Program:
             for i, (args, kwargs) in enumerate(each):
                 free.acquire()
                 own = None if seed is None else derived_seed(seed, f"#{i}")
-                state, body = self._made(*args, on=on, seed=own, max_calls=max_calls, timeout=timeout, **kwargs)
+                state, body = self._made(*args, on=on, seed=own, **limits, **kwargs)
                 states.append(state)
                 state.run.when_done(free.release)
                 state.run.when_done(count)
@@ -168,7 +175,9 @@ def _backend(on: LLM | Remote | None) -> Backend:
     raise InvalidRequest(f"a program runs on an LLM or a Remote, not on {given}: give on=LLM(…) or on=Remote(url)")
 
 
-def _check_options(*, seed: int | None, max_calls: int, timeout: float | None) -> None:
+def _check_options(*, seed: int | None, max_calls: int, timeout: float | None, cache_salt: str | None) -> None:
+    if cache_salt is not None:
+        check_text(cache_salt, "cache_salt", param="cache_salt")
     if seed is not None:
         check_integer("seed", seed, -(2**63), 2**64 - 1)
     check_integer("max_calls", max_calls, 1, 10**9)

@@ -108,7 +108,7 @@ class Remote:
         model, ours = server
         assert isinstance(call.ask, Gen)
         prompt = call.prompt
-        path, body = gen_body(call.ask, prompt, seed=call.seed)
+        path, body = gen_body(call.ask, prompt, seed=call.seed, cache_salt=call.cache_salt)
         check_fields(body, ours=ours, root=self.root)
         sample, usage = Sample(), Usage()
         async with client.stream("POST", path, json=body | {"model": model}) as answer:
@@ -128,7 +128,10 @@ class Remote:
             raise InvalidRequest("select needs text before it: the first token of a text has no log-probability")
         texts = [prompt, *map(prompt.followed_by, ask.options)]
         before, *scored = await asyncio.gather(
-            *(self._scores(client, score_body(text), model=model, ours=ours) for text in texts)
+            *(
+                self._scores(client, score_body(text, cache_salt=call.cache_salt), model=model, ours=ours)
+                for text in texts
+            )
         )
         first = prefix_length(_tokens(before), [_tokens(each) for each in scored])
         logprobs = [[logprob for _, logprob in each[first:] if logprob is not None] for each in scored]

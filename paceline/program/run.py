@@ -63,9 +63,14 @@ class Run:
         seed: int | None,
         max_calls: int,
         timeout: float | None,
+        cache_salt: str | None = None,
     ) -> None:
-        """`file`: path of the program's source."""
+        """`file`: path of the program's source. `cache_salt`: None for that of the run around it."""
         self.program, self.backend, self.max_calls = program, backend, max_calls
+        self.parent = current.get()
+        self.cache_salt: str = (
+            ("" if self.parent is None else self.parent.cache_salt) if cache_salt is None else cache_salt
+        )
         self.seed = secrets.randbits(SEED_BITS) if seed is None else seed
         self.calls: list[Call] = []
         self.error: ProgramError | None = None
@@ -83,7 +88,6 @@ class Run:
         self._lock = threading.RLock()
         self._timers: list[threading.Timer] = []
         self._last: list[Callable[[], None]] = []  # called at the end
-        self.parent = current.get()
         self._depth: int = 0 if self.parent is None else self.parent._depth + 1
         if self._depth > MAX_NESTED:
             raise InvalidRequest(f"runs of programs are nested deeper than {MAX_NESTED}: does one run itself for ever?")
@@ -137,7 +141,7 @@ class Run:
             path, before = text.next_path(), None if text.end is None else text.end.call
             given = ask.sampling.get("seed") if isinstance(ask, Gen) else 0
             seed = derived_seed(self.seed, path) if given is None else given
-            call = Call(ask, path, seed, calling_site(program), text.end)
+            call = Call(ask, path, seed, calling_site(program), text.end, self.cache_salt)
             self.calls.append(call)
         if before is None:
             self._begin(call)
@@ -241,8 +245,8 @@ class Run:
             timer.start()
 
     def _interrupt(self) -> None:
-        """Raise Stopped in a body that computes without a call. One that waits in code outside of Python is left alone:
-        it would not get the exception, and on some versions of Python other threads wait for that while they are traced."""
+        """Raise Stopped in a body that computes without a call. One that waits in code outside of Python would not get
+        it, and while it waits, other threads that are traced can hang (seen on Python 3.11)."""
         if self.thread is not None and self._computes() and not self.done:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
                 ctypes.c_ulong(self.thread.ident or 0), ctypes.py_object(Stopped)

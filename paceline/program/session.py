@@ -73,7 +73,7 @@ class Session:
             requests = self._requests(call)
             for request in requests:
                 self._llm.engine.validate(request)
-            keys = [page_keys(request.prompt) for request in requests]
+            keys = [page_keys(request.prompt, salt=request.cache_salt) for request in requests]
         except BaseException as error:  # of any kind: nobody may wait for the call for ever
             call.fail(error)
             return
@@ -88,10 +88,12 @@ class Session:
         if isinstance(ask, Gen):
             sampling = replace(llm.default_sampling, **{**ask.sampling, "seed": call.seed})
             predicted = () if ask.prediction is None else tuple(llm.tokenizer.encode(ask.prediction, add_bos=False))
-            return [llm.request(self._tokens(prompt), sampling, ask.speculation, predicted)]
+            request = llm.request(self._tokens(prompt), sampling, ask.speculation, predicted)
+            return [replace(request, cache_salt=call.cache_salt)]
         texts = [self._tokens(prompt.followed_by(option)) for option in ask.options]
         first = prefix_length(self._tokens(prompt), texts)
-        return [replace(llm.request(tokens, SCORING, OFF), scores_from=first) for tokens in texts]
+        requests = [llm.request(tokens, SCORING, OFF) for tokens in texts]
+        return [replace(request, scores_from=first, cache_salt=call.cache_salt) for request in requests]
 
     def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
         if prompt.messages:
