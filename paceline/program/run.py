@@ -256,9 +256,12 @@ class Run:
         """Return whether the body uses a core. False where a thread's time cannot be asked for."""
         if self._cpu_clock is None:
             return False
-        before = time.clock_gettime(self._cpu_clock)
-        time.sleep(SAMPLE_SECONDS)
-        return time.clock_gettime(self._cpu_clock) - before > SAMPLE_SECONDS / 100
+        try:
+            before = time.clock_gettime(self._cpu_clock)
+            time.sleep(SAMPLE_SECONDS)
+            return time.clock_gettime(self._cpu_clock) - before > SAMPLE_SECONDS / 100
+        except OSError:  # the thread has ended
+            return False
 
     def _give_up(self) -> None:
         """End the run without its thread, which some code outside of Python keeps."""

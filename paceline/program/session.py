@@ -38,7 +38,8 @@ class Session:
         self.users = 0
         self._llm = llm
         self._jobs: dict[Call, Job] = {}
-        self._lock = threading.Lock()  # of the jobs
+        self._dead: PacelineError | None = None  # why no call can be run any more
+        self._lock = threading.Lock()  # of the jobs, and of their end
         self._encoder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encoding")
         self._thread = EngineThread(llm.engine, deliver=self._deliver)
         # On the engine's thread.
@@ -79,9 +80,11 @@ class Session:
             return
         job = Job(call, requests)
         with self._lock:
-            if not call.ended:
+            if self._dead is None and not call.ended:
                 self._jobs[call] = job
                 self._thread.order(lambda engine: self._enter(engine, job, [*zip(requests, keys, strict=True)]))
+        if self._dead is not None:
+            call.fail(self._dead)
 
     def _requests(self, call: Call) -> list[Request]:
         ask, prompt, llm = call.ask, call.prompt, self._llm
@@ -153,7 +156,7 @@ class Session:
 
     def _fail_all(self, error: PacelineError) -> None:
         with self._lock:
-            calls = [*self._jobs]
+            self._dead, calls = error, [*self._jobs]
             self._jobs.clear()
         self._owners.clear()
         self._held.clear()

@@ -14,7 +14,7 @@ from paceline.errors import EngineDead, InvalidRequest, ProgramError, UnknownOpt
 from paceline.llm import LLM
 from paceline.program import Remote, State, assistant, gen, program, run, select, system, user
 from paceline.program.prefixes import Prefixes
-from paceline.types import TokenEvent
+from paceline.types import Finish, TokenEvent
 
 LONG = 200
 
@@ -157,14 +157,35 @@ def test_timeout_while_a_call_runs(llm: LLM, monkeypatch: pytest.MonkeyPatch) ->
         s += "abc" + gen("a", max_tokens=LONG)
         s["a"]
 
-    step = llm.engine.step
+    step, ends = llm.engine.step, list[Finish]()
 
     def slower() -> list[TokenEvent]:
         time.sleep(0.01)
-        return step()
+        events = step()
+        ends.extend(event.finish for event in events if event.finish is not None)
+        return events
 
     monkeypatch.setattr(llm.engine, "step", slower)
     assert "did not end within its timeout of 0.1 s" in str(failing(llm, slow, timeout=0.1))
+    assert ends == [Finish.ABORT]
+
+
+def test_a_stopped_run_stops_those_inside_it(llm: LLM) -> None:
+    inside = []
+
+    @program
+    def endless(s: State) -> None:
+        inside.append(s)
+        while True:
+            [fork] = s.fork(1)
+            fork += "abc" + gen("a", max_tokens=LONG)
+            fork["a"]
+
+    def outer(s: State) -> None:
+        endless.run(max_calls=10**6)
+
+    assert str(failing(llm, outer, timeout=0.2)).endswith("it did not end within its timeout of 0.2 s")
+    assert "the program outer that runs it was stopped" in str(inside[0].error)
 
 
 def test_timeout_of_a_body_that_computes_for_ever(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,13 +212,14 @@ def test_a_body_that_does_not_return_is_given_up(llm: LLM, monkeypatch: pytest.M
 @pytest.mark.parametrize("how", ["run", "batch", "with"])
 def test_an_interrupt_ends_everything(llm: LLM, how: str) -> None:
     """By Ctrl-C, which raises KeyboardInterrupt in the main thread."""
-    went_on = []
+    went_on: list[State] = []
+    interrupts = threading.Semaphore(1)  # a second Ctrl-C would end the waiting for the end
 
     @program
     def endless(s: State) -> None:
         went_on.append(s)
         s += "abc" + gen("a", max_tokens=3)
-        if len(went_on) >= (1 if how != "batch" else 3):
+        if len(went_on) == (1 if how != "batch" else 3) and interrupts.acquire(blocking=False):
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         while True:
             [fork] = s.fork(1)

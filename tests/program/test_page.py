@@ -43,7 +43,7 @@ class Tree(HTMLParser):
 @program
 def tree(s: State, fails: bool) -> None:
     s += "a text for a page"
-    s += gen("root<b>", max_tokens=2)
+    s += gen("root<b>", choices=["<i>"])
     for fork in s.fork(2):
         fork += gen("leaf", max_tokens=3)
         [deep] = fork.fork(1)
@@ -65,6 +65,7 @@ def test_a_trace(llm: LLM, tmp_path: Path) -> None:
     assert rows[1][2] == states[0]["root<b>"]
     assert int(rows[1][3]) == len("a text for a page")
     assert "<script>" not in page
+    assert '<td class="text">&lt;i&gt;</td>' in page
     assert "&lt;script&gt;" in page
     assert "http" not in page.replace("http://www.w3.org", ""), "nothing comes from elsewhere"
     assert f"seed {states[1].seed}" in page

@@ -71,6 +71,7 @@ def test_page_keys() -> None:
     assert len(one) == len(other) == 2
     assert one[0] == other[0]
     assert one[1] != other[1]
+    assert page_keys([*PAGE, 1], salt="a") != page_keys([*PAGE, 1]), "no prefix is shared between salts"
     assert page_keys(PAGE) == [], "the last token is always computed"
     assert page_keys([*PAGE, *PAGE, *PAGE])[1] != page_keys([*PAGE, *PAGE, *PAGE])[0]
 
