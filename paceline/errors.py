@@ -15,6 +15,7 @@
     ├── AbiMismatch               500  the C kernels and their mirror in Python disagree
     ├── StorageError              507  a file cannot be written: the disk is full, or the place is closed
     ├── TrainingError             500  training cannot go on: a loss that is not finite, a process that died
+    ├── ProgramError              500  a program failed or was stopped; says in which line
     ├── EngineDead                503  the engine stopped after an internal error
     ├── UnknownModel              404  a request names a model that this server does not serve
     ├── QueueFull                 429  too many sequences wait; says when to try again
@@ -106,6 +107,15 @@ class StorageError(PacelineError, OSError):
 
 class TrainingError(PacelineError):
     """Training cannot go on: the loss is not finite, or a process that answers prompts has died."""
+
+
+class ProgramError(PacelineError):
+    """A program failed or was stopped. `program` names it, `line` is the line of `file` at which that happened."""
+
+    def __init__(self, message: str, *, program: str, file: str | None = None, line: int | None = None) -> None:
+        place = "" if file is None else f", line {line} of {file}"
+        super().__init__(f"program {program}{place}: {message}")
+        self.program, self.file, self.line = program, file, line
 
 
 class EngineDead(PacelineError):

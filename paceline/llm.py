@@ -3,7 +3,8 @@
     llm = LLM("smollm2", drafter="ngram")
     llm.generate(["Once upon a time"])[0].text
 
-Use an LLM from one thread at a time. Its streams share the engine's steps: reading one advances all of them.
+Use an LLM from one thread at a time. Its streams share the engine's steps: reading one advances all of them. While
+programs run on it, a thread of theirs steps the engine, and the LLM itself takes no requests.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from paceline.drafters.registry import completed, default_drafters
 from paceline.engine.assemble import assemble
 from paceline.errors import EngineDead, InvalidRequest
 from paceline.models.weights import Format, Progress
-from paceline.runner.loading.models import choose_device
+from paceline.runner.loading.models import ReadyModel, choose_device
 from paceline.types import (
     EMBEDDING,
     OFF,
@@ -92,7 +93,7 @@ class LLM:
 
     def __init__(
         self,
-        target: str,
+        target: str | ReadyModel,
         *,
         drafter: str | Sequence[str] | None = None,
         format: Format = "auto",
@@ -102,7 +103,7 @@ class LLM:
         recording: Progress | None = None,
         **options: Any,
     ) -> None:
-        """Load a target and its drafters.
+        """Load a target and its drafters. A target that is ready brings its own format and device.
 
         `drafter`: see `paceline.drafters.registry`; an empty list means none. None means the head that comes with the
         target, if one does, and on a CPU a lookup. On a CPU a lookup is also loaded beside a head or a model, and of
@@ -110,7 +111,7 @@ class LLM:
         if there is one. `options` are fields of `EngineConfig`."""
         self._device = device = choose_device(device)
         if drafter is None:
-            drafter = default_drafters(target, device)
+            drafter = default_drafters(target if isinstance(target, str) else target.name, device)
         words = completed([drafter] if isinstance(drafter, str) else drafter, device)
         config = EngineConfig.of(device=device, **options)
         self.parts = assemble(
@@ -131,6 +132,7 @@ class LLM:
         self.tokenizer = self.parts.tokenizer
         self._ids = map(str, itertools.count())
         self._inboxes: dict[str, list[TokenEvent]] = {}
+        self.stepped_by: str | None = None  # who steps the engine on another thread; None: this LLM does
 
     @property
     def default_sampling(self) -> SamplingParams:
@@ -160,7 +162,7 @@ class LLM:
             self._predictions(prediction, len(each)),
             strict=True,
         )
-        requests = [self._request(*one) for one in many]
+        requests = [self.request(*one) for one in many]
         self._submit(requests)
         return [_collect(request, self._events(request)) for request in requests]
 
@@ -175,7 +177,7 @@ class LLM:
         """Yield events as they come. Closing the iterator early aborts the request."""
         tokens = self.encode(prompt)
         [predicted] = self._predictions(prediction, 1)
-        request = self._request(tokens, sampling or self.default_sampling, speculation or Speculation(), predicted)
+        request = self.request(tokens, sampling or self.default_sampling, speculation or Speculation(), predicted)
         self._submit([request])
         return self._events(request)
 
@@ -212,13 +214,14 @@ class LLM:
     def chat_template(self) -> ChatTemplate:
         return ChatTemplate(self.tokenizer)
 
-    def _request(
+    def request(
         self,
         tokens: tuple[int, ...],
         sampling: SamplingParams,
         speculation: Speculation,
-        prediction: tuple[int, ...],
+        prediction: tuple[int, ...] = (),
     ) -> Request:
+        """Make a request with an id of its own. May be called from any thread."""
         speculation.rule.check_device(self._device)
         return Request(
             id=next(self._ids),
@@ -248,6 +251,8 @@ class LLM:
 
     def _submit(self, requests: Sequence[Request]) -> None:
         """Submit all requests or none: if one is refused, those before it are aborted."""
+        if self.stepped_by is not None:
+            raise InvalidRequest(f"{self.stepped_by} use this LLM: wait for their end, or ask by gen inside of one")
         for i, request in enumerate(requests):
             try:
                 self.engine.submit(request)

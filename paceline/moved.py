@@ -21,6 +21,7 @@ MOVED = {
     "paceline.chat_messages": "paceline.chat.messages",
     "paceline.chat_sandbox": "paceline.chat.sandbox",
     "paceline.chat_shield": "paceline.chat.shield",
+    "paceline.cli.progress": "paceline.progress",
     "paceline.detokenizer": "paceline.text.detokenizer",
     "paceline.filters": "paceline.sampling.filters",
     "paceline.grammar": "paceline.sampling.grammar",

@@ -277,6 +277,7 @@ class Request:
     deadline: float | None = None  # seconds from submission
     prediction: tuple[int, ...] = ()  # a guess of the answer: drafts come from it, the text does not
     pooling: str | None = None  # one of POOLINGS: the last event has the embedding of the prompt; None: it has none
+    scores_from: int = 0  # first prompt token that `prompt_logprobs` score; those before it may come from the cache
 
     def __post_init__(self) -> None:
         for what, tokens in (("prompt", self.prompt), ("prediction", self.prediction)):
@@ -287,6 +288,7 @@ class Request:
                     raise InvalidRequest(f"a {what} is made of integer token ids, not {token!r}", param=what)
         if not self.prompt:
             raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
+        check_integer("scores_from", self.scores_from, 0, len(self.prompt))
         if self.deadline is not None:
             check_number("deadline", self.deadline, 0, 1e9)
         if self.speculation.threshold is WorkKind.AUTO:

@@ -18,10 +18,15 @@ PROMISES = {
     "chat": ["Paris", "prompt tokens were already computed"],
     "custom_drafter": ["Wednesday, Thursday", "drafted tokens accepted", "same text: yes"],
     "generate_batch": ["'The three primary colours are' → ' ", "(length)"],
+    "program_extract": ["please send 1 pencils", '"pencils", "count":', "rows extracted"],
+    "program_rag": ["from Paris: ", "from Basketball: "],
+    "program_tree": ["1.", "2.", "calls, 9 of them ratings"],
+    "program_vote": ["votes: ", "most say: ", "16 calls"],
     "per_request": ["plain      16 steps,   0 of   0", "up to 16", "same text: yes"],
     "stream_in_colour": ["\x1b[32m", "tokens a step"],
 }
-MAX_TOKENS = {"chat": 16, "per_request": 16}
+MAX_TOKENS = {"chat": 16, "per_request": 16, "program_extract": 40}
+FEWER = {"program_extract": {"rows": 4}}  # other arguments, so that a test takes seconds
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +55,7 @@ def test_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.main(max_tokens=MAX_TOKENS.get(name, 12))
+    module.main(max_tokens=MAX_TOKENS.get(name, 12), **FEWER.get(name, {}))
     out = capsys.readouterr().out
     for promise in PROMISES[name]:
         assert promise in out

@@ -64,7 +64,7 @@ class Client:
     def __init__(
         self, url: str, *, endpoint: Endpoint = "chat", key: str | None = None, timeout: float = 600.0
     ) -> None:
-        http = _httpx()
+        http = import_httpx("`paceline bench serve`")
         self.root = root_of(url)
         self.endpoint = endpoint
         self._errors: type[Exception] = http.HTTPError
@@ -115,7 +115,7 @@ class Client:
         try:
             async with self.http.stream("POST", path, json=body(prompt, self.endpoint, fields)) as answer:
                 if answer.status_code != 200:
-                    outcome.error = f"{answer.status_code}: {_error_text(await answer.aread())}"
+                    outcome.error = f"{answer.status_code}: {error_text(await answer.aread())}"
                     return outcome
                 await _read_stream(outcome, answer)
         except self._no_connection as error:
@@ -149,7 +149,7 @@ def body(prompt: BenchPrompt, endpoint: Endpoint, fields: Mapping[str, Any]) -> 
 async def _read_stream(outcome: RequestOutcome, answer: httpx.Response) -> None:
     """Read all events of a stream into the outcome."""
     done, counted = False, 0
-    async for moment, data in _events(answer):
+    async for moment, data in events_of(answer):
         if data == "[DONE]":
             done = True
             break
@@ -159,7 +159,7 @@ async def _read_stream(outcome: RequestOutcome, answer: httpx.Response) -> None:
             outcome.error = f"the stream broke after {outcome.chunks} chunks: {data[:60]!r} is not JSON"
             return
         if not isinstance(chunk, dict) or chunk.get("error"):
-            outcome.error = f"the server gave up: {_error_text(data.encode())}"
+            outcome.error = f"the server gave up: {error_text(data.encode())}"
             return
         try:
             counted = _add_chunk(outcome, chunk, moment - outcome.started, counted)
@@ -205,7 +205,7 @@ def _text(choice: Mapping[str, Any]) -> str:
     return "".join(str(delta.get(name) or "") for name in TEXT_FIELDS) + (json.dumps(calls) if calls else "")
 
 
-async def _events(answer: httpx.Response) -> AsyncIterator[tuple[float, str]]:
+async def events_of(answer: httpx.Response) -> AsyncIterator[tuple[float, str]]:
     """Yield the time and the data of each server-sent event. Comments and other fields of the protocol are skipped."""
     rest = b""
     async for part in answer.aiter_raw():
@@ -216,7 +216,7 @@ async def _events(answer: httpx.Response) -> AsyncIterator[tuple[float, str]]:
                 yield moment, line[5:].strip().decode("utf-8", errors="replace")
 
 
-def _error_text(content: bytes) -> str:
+def error_text(content: bytes) -> str:
     """The message of an error body, in OpenAI's form or any other."""
     text = content.decode("utf-8", errors="replace")
     try:
@@ -232,9 +232,10 @@ def _describe(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _httpx() -> Any:
+def import_httpx(what: str) -> Any:
+    """Import httpx. `what` needs it, and is named where it is not installed."""
     try:
         import httpx
     except ImportError:
-        raise MissingExtra("`paceline bench serve` needs httpx", extra="bench") from None
+        raise MissingExtra(f"{what} needs httpx", extra="bench") from None
     return httpx

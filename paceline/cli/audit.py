@@ -32,10 +32,10 @@ from paceline.cli.options import (
     thresholds,
     whole,
 )
-from paceline.cli.progress import Progress, progress_bar
 from paceline.cli.prompts_and_results import add_data, data_of, write
 from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest
+from paceline.progress import Progress, progress_bar
 from paceline.rules import BUILT_IN, Rule
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 paceline bench serve --url http://127.0.0.1:8000 --prompts spec_bench --compare on,off
 paceline bench offline smollm2 --prompts code_edit --count 20
 paceline bench ramp smollm2
+paceline bench program smollm2 --runs 64 --forks 8
 paceline bench compare before.json after.json --html report.html
 paceline bench engine --target smollm2 --drafter ngram
 paceline bench engine --target llama-3.1-8b --drafter llama-3.2-1b --acceptance 0.8 --batch 1,8,32,64
@@ -17,11 +18,11 @@ from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, Raw
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli import bench_compare, bench_offline, bench_ramp, bench_serve
+from paceline.cli import bench_compare, bench_offline, bench_program, bench_ramp, bench_serve
 from paceline.cli.interrupts import interrupted_status
 from paceline.cli.options import FORMATS, count, counts
-from paceline.cli.progress import progress_bar
 from paceline.errors import InvalidRequest
+from paceline.progress import progress_bar
 
 if TYPE_CHECKING:
     from paceline.bench.engine import Setup
@@ -60,6 +61,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     bench_offline.add_arguments(offline)
     ramp = _kind(kinds, "ramp", "a load that rises and falls", bench_ramp.RAMP, bench_ramp.run)
     bench_ramp.add_arguments(ramp)
+    programs = _kind(
+        kinds, "program", "runs of a program at once, and one by one", bench_program.PROGRAM, bench_program.run
+    )
+    bench_program.add_arguments(programs)
     compare = _kind(kinds, "compare", "two saved results", bench_compare.COMPARE, bench_compare.run)
     bench_compare.add_arguments(compare)
     engine = _kind(kinds, "engine", "decode speed of the engine, by batch size", ENGINE, _engine)

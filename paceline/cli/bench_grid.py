@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli.interrupts import interrupted_status
 from paceline.cli.options import given, load
-from paceline.cli.progress import Progress, progress_bar
 from paceline.cli.prompts_and_results import check_places, data_of
 from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest
+from paceline.progress import Progress, progress_bar
 
 if TYPE_CHECKING:
     from paceline.bench.grid import Asked, Kind, Place

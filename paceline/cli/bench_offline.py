@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli import bench_grid
 from paceline.cli.interrupts import interrupted_status
 from paceline.cli.options import add_model_options, count, counts, load, rule, temperatures
-from paceline.cli.progress import Progress, progress_bar
 from paceline.cli.prompts_and_results import add_prompts, add_results, check_places, data_of, write_results
 from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest
+from paceline.progress import Progress, progress_bar
 from paceline.rules import Rule
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli.bench_offline import encoded
 from paceline.cli.interrupts import interrupted_status
 from paceline.cli.options import add_model_options, count, load, temperatures
-from paceline.cli.progress import Progress, progress_bar
 from paceline.cli.prompts_and_results import add_prompts, check_places, data_of, write
 from paceline.errors import InvalidRequest
+from paceline.progress import Progress, progress_bar
 
 if TYPE_CHECKING:
     from paceline.bench.ramp import Pair, Ramp

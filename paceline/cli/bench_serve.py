@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli.interrupts import interrupted_status
 from paceline.cli.options import count, counts, numbers, temperatures, whole
-from paceline.cli.progress import Progress, progress_bar
 from paceline.cli.prompts_and_results import add_prompts, add_results, check_places, data_of, write_results
 from paceline.errors import InvalidRequest
+from paceline.progress import Progress, progress_bar
 
 if TYPE_CHECKING:
     from paceline.bench.arrivals import Load

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli.live import read, watch
 from paceline.cli.options import add_model_options, drafters_of, engine_config
-from paceline.cli.progress import progress_bar
 from paceline.cli.style import Style
 from paceline.errors import InvalidRequest
+from paceline.progress import progress_bar
 from paceline.sizes import format_size
 
 if TYPE_CHECKING:

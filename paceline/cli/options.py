@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from paceline.checks import check_number
-from paceline.cli.progress import progress_bar
 from paceline.config import GPU, EngineConfig
 from paceline.errors import InvalidRequest
 from paceline.models.advice import GENERATION
+from paceline.progress import progress_bar
 from paceline.rules import BUILT_IN, Rule
 from paceline.sizes import parse_size
 from paceline.types import Grammar, SamplingParams, Speculation

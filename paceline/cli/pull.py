@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from paceline.cli.progress import progress_bar
 from paceline.errors import InvalidRequest
+from paceline.progress import progress_bar
 from paceline.sizes import format_size
 
 

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli.bench_serve import without_key
 from paceline.cli.interrupts import interrupted_status
 from paceline.cli.options import add_model_options, count, counts, engine_config, load, numbers
-from paceline.cli.progress import Progress, progress_bar
 from paceline.cli.prompts_and_results import add_results, check_places, write_results
 from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest
+from paceline.progress import Progress, progress_bar
 
 if TYPE_CHECKING:
     from paceline.bench.serve import LoadRun

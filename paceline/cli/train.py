@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.options import FORMATS, count
-from paceline.cli.progress import CLEAR_LINE, progress_bar
 from paceline.cli.prompts_and_results import data_of_environment
 from paceline.errors import InvalidRequest
+from paceline.progress import CLEAR_LINE, progress_bar
 from paceline.prompts.files import SETS, find
 
 if TYPE_CHECKING:

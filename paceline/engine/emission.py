@@ -68,8 +68,7 @@ def take_prompt(work: Work) -> None:
     A sequence that was preempted reads its prompt again; scores that are known are left out."""
     sequence, scores = work.sequence, work.sequence.prompt_logprobs
     if sequence.scores_prompt:
-        if not scores:
-            scores.append(None)  # nothing comes before the first token
+        scores += [None] * (work.start + 1 - len(scores))  # the first token has none, nor have cached ones
         scores += work.prompt_scores[len(scores) - 1 - work.start :]
     if sequence.pool is not None and work.states is not None:
         sequence.pool.add(work.start + work.count - len(work.states), work.states)
@@ -77,4 +76,7 @@ def take_prompt(work: Work) -> None:
 
 def prompt_scores(sequence: Sequence) -> tuple[Logprob | None, ...] | None:
     """Return log-probabilities of the prompt so far; None if the request does not ask for them."""
-    return tuple(sequence.prompt_logprobs) if sequence.wants_prompt_logprobs else None
+    if not sequence.wants_prompt_logprobs:
+        return None
+    first = sequence.request.scores_from  # whether more is known depends on the cache
+    return (*(None,) * min(first, len(sequence.prompt_logprobs)), *sequence.prompt_logprobs[first:])

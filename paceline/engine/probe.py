@@ -77,7 +77,7 @@ class Probes:
                 f"{count + room} tokens, and the context holds {self.admission.max_context}: give fewer"
             )
         lane = lanes.take()
-        span = cache.open(np.asarray(tokens, dtype=np.int32), salt="", reuse=False)
+        span = cache.open(np.asarray(tokens, dtype=np.int32), salt="", reuse=0)
         try:
             cache.reserve(span, count + room)
             lanes.tokens_np[lane, :count] = tokens

@@ -199,7 +199,7 @@ class Scheduler:
         sequence.span = self._cache.open(
             tokens,
             salt=sequence.request.cache_salt,
-            reuse=not sequence.reads_whole_prompt,
+            reuse=sequence.reusable,
             wanted=lambda page: self._knows(sequence, page),
         )
         sequence.counters.cached_tokens += sequence.span.committed

@@ -77,9 +77,11 @@ class Sequence:
         return len(self.tokens) + self.in_flight.most
 
     @property
-    def reads_whole_prompt(self) -> bool:
-        """True if every row of the prompt must be computed, and none may come from the prefix cache."""
-        return self.scores_prompt or self.pool is not None
+    def reusable(self) -> int | None:
+        """Tokens of the prompt that may come from the prefix cache; None: all. A token is scored by the row before."""
+        if self.pool is not None:
+            return 0
+        return max(0, self.request.scores_from - 1) if self.scores_prompt else None
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -45,16 +45,23 @@ class KVCache:
         self._spans: dict[int, Span] = {}
 
     def open(
-        self, tokens: np.ndarray, *, salt: str, reuse: bool = True, wanted: Callable[[int], bool] = lambda page: True
+        self,
+        tokens: np.ndarray,
+        *,
+        salt: str,
+        reuse: int | None = None,
+        wanted: Callable[[int], bool] = lambda page: True,
     ) -> Span:
         """Open a span for a sequence of these tokens. It starts with the pages of the longest known prefix.
 
-        The prefix ends before the first page that is not `wanted`: it is computed again, and the new page replaces the
-        old one. At least one token is left to compute, since logits need a row.
+        `reuse`: tokens that may come from other sequences; None: as many as possible. The prefix ends before the first
+        page that is not `wanted`: it is computed again, and the new page replaces the old one. At least one token is
+        left to compute, since logits need a row.
         """
         span = Span(salt=salt)
-        if reuse and self._share_prefixes:
-            for digest in self._digests(span, tokens, (len(tokens) - 1) // PAGE_SIZE):
+        most = len(tokens) - 1 if reuse is None else min(reuse, len(tokens) - 1)
+        if self._share_prefixes:
+            for digest in self._digests(span, tokens, most // PAGE_SIZE):
                 page = self.pool.find(digest)
                 if page is None or not wanted(page):
                     break

@@ -108,6 +108,9 @@ class PaperForward:
     def embed(self, tokens: Tensor) -> Tensor:
         raise AssertionError("no embeddings are on paper")
 
+    def project(self, states: Tensor) -> Tensor:
+        raise AssertionError("no logits are on paper")
+
     def pick(self, logits: Tensor, inverse_temperatures: Tensor, keys: Tensor) -> Tensor:
         raise AssertionError("tokens on paper are drawn by the pass")
 

@@ -1,21 +1,15 @@
-"""The engine on a thread of its own, seen from asyncio.
+"""The engine on a thread of its own (`engine/thread.py`), seen from asyncio.
 
     event loop                                engine thread
     submit, aclose ── orders ──▶ │ take orders, step, │
     Stream ◀── one call for all ─ │ step, … or sleep   │
 
-The engine is single-threaded by contract: only this thread changes it. Other threads only validate requests, compile
-grammars and read constants. Orders wake the thread, so an idle engine costs nothing and starts at once.
-
 All events of a step reach the event loop in one call. Steps that follow each other within `stream_interval` share a
 call, because waking the event loop takes time from a small model's step; an event that ends a sequence never waits.
 
 Every request ends exactly once: each of its samples gets one event with `finish` set, whatever happens to the reader,
-the engine or the thread. The broad `except` in `_run` ensures this.
-
-While the thread is idle it checks the KV cache, once in each idle period. An inconsistent cache could change the
-target's output, so the engine is then dead, as after a failed step: the log has the reason, /health is 503, and
-requests are refused until the server is restarted.
+the engine or the thread. If the engine is dead, the log has the reason, /health is 503, and requests are refused until
+the server is restarted.
 """
 
 from __future__ import annotations
@@ -24,15 +18,14 @@ import asyncio
 import contextlib
 import logging
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any, Literal
 
 from paceline.engine.engine import Engine
 from paceline.engine.stats import Snapshot
+from paceline.engine.thread import EngineThread
 from paceline.errors import EngineDead, InvalidRequest, NotReady, PacelineError, QueueFull
 from paceline.llm import LLM
 from paceline.server import logs
@@ -41,15 +34,9 @@ from paceline.server.measured import Decisions
 from paceline.server.stream import Stream
 from paceline.types import Finish, Request, SequenceStats, TokenEvent
 
-logger = logging.getLogger(__name__)
-
 State = Literal["starting", "ready", "draining", "dead"]
 SNAPSHOT_SECONDS = 0.05  # time between two snapshots while no sequence ends
 JOIN_SECONDS = 10.0  # time for the thread to end; it is abandoned after that
-IDLE_CHECK_SECONDS = 5.0  # idle time before the KV cache is checked; a check takes 0.5 µs a page, 0.14 s for 300,000
-
-
-Order = Callable[[Engine], None]
 
 
 class Bridge:
@@ -70,7 +57,6 @@ class Bridge:
         self.stream_interval = stream_interval  # seconds; may change at any time
         self.state: State = "starting"
         self.dead: str | None = None  # reason of the state "dead"; for the log alone, since it may name internals
-        self.integrity_failures = 0  # checks of an idle engine that failed
         self.listeners: list[Callable[[TokenEvent], None]] = []  # called on the loop with every event, read or not
         self.watchers: list[Callable[[Request], None]] = []  # called on the loop with every request that is taken
         self._clock = clock
@@ -82,11 +68,9 @@ class Bridge:
         self._idle.set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._left = asyncio.Event()  # set when the thread has gone
-        # Shared by both threads.
-        self._orders: deque[Order] = deque()
-        self._wake = threading.Condition()
-        self._stop = False
+        # Written by the engine's thread.
         self._snapshot = Snapshot()
+        self._looked = -math.inf  # time of the snapshot
         self._decisions = Decisions()
         if llm is not None:
             self.adopt(llm)
@@ -110,7 +94,15 @@ class Bridge:
         assert self._llm is not None, "a bridge starts with a model"
         assert self.state == "starting", f"a bridge is started once, and this one is {self.state}"
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread = EngineThread(
+            self._llm.engine,
+            deliver=self._post,
+            look=self._look,
+            left=lambda: self._tell(self._left.set),
+            interval=lambda: self.stream_interval,
+            clock=self._clock,
+        )
+        self._looked = self._clock()
         self._thread.start()
         self.state = "ready"
 
@@ -134,9 +126,7 @@ class Bridge:
         if self._loop is None:
             return
         self.abort_all()
-        with self._wake:
-            self._stop = True
-            self._wake.notify()
+        self._thread.stop()
         try:
             async with asyncio.timeout(JOIN_SECONDS):
                 await self._left.wait()
@@ -172,6 +162,11 @@ class Bridge:
         return self._snapshot
 
     @property
+    def integrity_failures(self) -> int:
+        """Checks of an idle engine that failed."""
+        return 0 if self._loop is None else self._thread.integrity_failures
+
+    @property
     def open_requests(self) -> int:
         return len(self._streams)
 
@@ -194,18 +189,13 @@ class Bridge:
         self._streams[request.id] = stream
         self._sequences += request.sampling.n
         self._idle.clear()
-        self._order(lambda engine: self._enter(engine, request))
+        self._thread.order(lambda engine: self._enter(engine, request))
         for watcher in self.watchers:
             watcher(request)
 
     def _abandon(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
-            self._order(partial(Engine.abort, request_id=request_id))
-
-    def _order(self, order: Order) -> None:
-        with self._wake:
-            self._orders.append(order)
-            self._wake.notify()
+            self._thread.abort(request_id)
 
     def _deliver(self, events: list[TokenEvent], dead: str | None) -> None:
         """Hand the events of a step to their streams, then to the listeners. `dead`: why the engine died, if it did."""
@@ -263,56 +253,10 @@ class Bridge:
 
     # On the engine's thread.
 
-    def _run(self) -> None:
-        try:
-            self._serve(self.llm.engine)
-        except BaseException as error:  # the engine reports its own failures; no reader may wait for ever
-            logger.exception("the engine's thread failed")
-            self._post([], f"{type(error).__name__}: {error}")
-        finally:
-            self._tell(self._left.set)
-
-    def _serve(self, engine: Engine) -> None:
-        looked, posted = self._clock(), -math.inf
-        held: list[TokenEvent] = []  # events of steps that are faster than `stream_interval`
-        while self._await_work(engine):
-            while self._orders:
-                self._orders.popleft()(engine)
-            if engine.has_work:
-                held += engine.step()
-            now = self._clock()
-            ended = any(event.finish for event in held) or not engine.has_work
-            if now - looked > SNAPSHOT_SECONDS or ended:
-                self._snapshot, looked = engine.snapshot(), now
-                self._decisions.look(self._snapshot, at=now)
-            if engine.dead or (held and (ended or now - posted >= self.stream_interval)):
-                self._post(held, engine.dead)
-                held, posted = [], now
-
-    def _await_work(self, engine: Engine) -> bool:
-        """Sleep until there is an order or the engine has work. False: the thread is to end."""
-        if not self._sleep(engine, IDLE_CHECK_SECONDS):
-            self._check_integrity(engine)  # without the lock, so that orders can come in
-            while not self._sleep(engine, 0) and engine.improve():
-                pass
-            self._sleep(engine, None)
-        return bool(self._orders) or engine.has_work
-
-    def _sleep(self, engine: Engine, seconds: float | None) -> bool:
-        """Sleep for `seconds` at most. True: there is an order, the engine has work, or the thread is to end."""
-        with self._wake:
-            return self._wake.wait_for(lambda: bool(self._orders) or engine.has_work or self._stop, seconds)
-
-    def _check_integrity(self, engine: Engine) -> None:
-        if engine.dead is not None:
-            return
-        try:
-            engine.check()
-        except AssertionError as error:
-            logger.exception("the KV cache of an idle engine is inconsistent")
-            self.integrity_failures += 1
-            engine.dead = f"integrity: {error}"  # orders that are on their way end, too
-            self._post([], engine.dead)
+    def _look(self, engine: Engine, now: float, ended: bool) -> None:
+        if now - self._looked > SNAPSHOT_SECONDS or ended:
+            self._snapshot, self._looked = engine.snapshot(), now
+            self._decisions.look(self._snapshot, at=now)
 
     def _enter(self, engine: Engine, request: Request) -> None:
         try:

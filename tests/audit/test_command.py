@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from paceline import progress
 from paceline.audit import run
-from paceline.cli import progress
 from paceline.cli.main import main
-from paceline.cli.progress import Progress
+from paceline.progress import Progress
 from tests.audit import planted
 from tests.audit.conftest import Auditor
 

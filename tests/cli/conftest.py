@@ -24,7 +24,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
     """Runs a command line in this process: exit status, stdout, stderr. However slow the machine is, no progress."""
-    monkeypatch.setattr("paceline.cli.progress.LOG_SECONDS", 1e6)
+    monkeypatch.setattr("paceline.progress.LOG_SECONDS", 1e6)
 
     def run(*argv: object) -> Outcome:
         status = main([str(word) for word in argv])

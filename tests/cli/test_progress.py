@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from paceline.cli import progress
-from paceline.cli.progress import CLEAR_LINE, Progress, progress_bar
+from paceline import progress
+from paceline.progress import CLEAR_LINE, Progress, progress_bar
 
 
 class Terminal(io.StringIO):

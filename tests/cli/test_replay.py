@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.progress import Progress
+from paceline.progress import Progress
 from tests.bench.fake_server import FakeServer, good, plain, serving
 from tests.cli.conftest import Cli
 from tests.replay.recorded import ended, taken, write

@@ -194,6 +194,18 @@ def test_no_parameter_disturbs_the_others(kind: str) -> None:
     assert rig.engine.stats.accepted == rig.engine.stats.drafted > 0
 
 
+@pytest.mark.parametrize("first", [PAGE_SIZE, PAGE_SIZE + 1, 2 * PAGE_SIZE + 3])
+def test_a_prompt_is_scored_from_a_token_on(first: int) -> None:
+    sampling = SamplingParams(max_tokens=0, temperature=0, prompt_logprobs=1)
+    whole = Request(id="whole", prompt=prompt(40, seed=8), sampling=sampling)
+    rig = build("toy", on_device=GOOD)
+    expected = run(rig, [whole])["whole", 0].prompt_logprobs
+    told = run(rig, [replace(whole, id="part", scores_from=first)])["part", 0]
+    assert expected is not None
+    assert told.prompt_logprobs == (*(None,) * first, *expected[first:])
+    assert told.stats.cached_tokens == (first - 1) // PAGE_SIZE * PAGE_SIZE
+
+
 def test_the_device_runs_every_step() -> None:
     def check(speculation: Speculation, **changes: Any) -> None:
         drafters = {"good": RIGS["model"]["good"], "reader": RIGS["medusa"]["medusa"]}

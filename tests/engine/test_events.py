@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from paceline.engine import host
+from paceline.errors import InvalidRequest
 from paceline.kernels.base import PAGE_SIZE
 from paceline.sampling.sampler import logprobs_of
 from paceline.types import Finish, Logprob, Origin, Request, SamplingParams
@@ -68,6 +69,27 @@ def test_prompt_logprobs(drafters: Mapping[str, Made], rows: int) -> None:
             assert each.token == PROMPT[i]
             assert each.logprob == pytest.approx(float(expected[PROMPT[i]]), abs=1e-5)
             assert len(each.top) == 2
+
+
+@both
+@pytest.mark.parametrize("rows", [5, 256])
+@pytest.mark.parametrize("first", [1, PAGE_SIZE, PAGE_SIZE + 1, 2 * PAGE_SIZE + 3])
+def test_tokens_before_the_first_scored_one_come_from_the_cache(
+    drafters: Mapping[str, Made], rows: int, first: int
+) -> None:
+    """The scores are those of a prompt that is read as a whole. The row before the first scored token is computed."""
+    sampling = SamplingParams(max_tokens=0, temperature=0, prompt_logprobs=0)
+    rig = build("toy", drafters, max_step_tokens=rows)
+    whole = run(rig, [Request(id="whole", prompt=PROMPT, sampling=sampling)])["whole", 0]
+    part = run(rig, [Request(id="part", prompt=PROMPT, sampling=sampling, scores_from=first)])["part", 0]
+    assert whole.prompt_logprobs is not None
+    assert part.prompt_logprobs == (*(None,) * first, *whole.prompt_logprobs[first:])
+    assert (whole.stats.cached_tokens, part.stats.cached_tokens) == (0, (first - 1) // PAGE_SIZE * PAGE_SIZE)
+
+
+def test_the_first_scored_token_is_one_of_the_prompt() -> None:
+    with pytest.raises(InvalidRequest, match="scores_from must be between 0 and 40, not 41"):
+        Request(id="a", prompt=PROMPT, scores_from=41)
 
 
 @both

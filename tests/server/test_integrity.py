@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
+from paceline.engine import thread as engine_thread
 from paceline.errors import EngineDead
 from paceline.llm import LLM
-from paceline.server import bridge as bridge_module
 from paceline.types import Finish
 from tests.server.alive import until
 from tests.server.api import HELLO, serving
@@ -21,7 +21,7 @@ from tests.server.bridged import a_request, aio, bridged, read, rig_of
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridge_module, "IDLE_CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(engine_thread, "IDLE_CHECK_SECONDS", 0.01)
 
 
 def counted(check: Callable[[], None], calls: list[str]) -> Callable[[], None]:
@@ -72,7 +72,7 @@ def test_a_busy_engine_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         rig = rig_of()
         calls: list[str] = []
-        monkeypatch.setattr(bridge_module, "IDLE_CHECK_SECONDS", 30)
+        monkeypatch.setattr(engine_thread, "IDLE_CHECK_SECONDS", 30)
         monkeypatch.setattr(rig.engine, "check", counted(rig.engine.check, calls))
         async with bridged(rig) as bridge:
             for i in range(3):
