@@ -85,7 +85,7 @@ def run(args: Namespace) -> int:
     usual = GRID if args.grid else CELLS
     args = Namespace(**vars(args) | {name: value for name, value in usual.items() if getattr(args, name) is None})
     if args.grid:
-        return bench_grid.run(_with_room(args), encode=_encoded)
+        return bench_grid.run(_with_room(args), encode=encoded)
     if not args.prompts:
         raise InvalidRequest(
             "--prompts is needed: a file, or a set such as spec_bench; --grid takes all sets by itself"
@@ -110,7 +110,7 @@ def _run_cells(args: Namespace) -> int:
     )
     check_places(args)
     llm = load(_with_room(args))
-    kept, tokens = _encoded(llm, chosen, args)
+    kept, tokens = encoded(llm, chosen, args)
     measured, interrupted, grid = [], False, _grid(args, llm)
     try:
         with progress_bar("warming up", unit=BATCHES) as progress:
@@ -154,7 +154,7 @@ def _grid(args: Namespace, llm: LLM) -> Grid:
     )
 
 
-def _encoded(
+def encoded(
     llm: LLM, chosen: Sequence[BenchPrompt], args: Namespace
 ) -> tuple[list[BenchPrompt], list[tuple[int, ...]]]:
     """Prompts and their tokens, without those that leave no room for an answer."""

@@ -25,7 +25,22 @@ from difflib import get_close_matches
 from typing import Protocol
 
 from paceline import __version__
-from paceline.cli import audit, bench, cache, chat, completion, demo, generate, inspect, pull, rm, run, serve, train
+from paceline.cli import (
+    audit,
+    bench,
+    cache,
+    chat,
+    completion,
+    demo,
+    generate,
+    inspect,
+    pull,
+    rm,
+    run,
+    serve,
+    train,
+    tune,
+)
 from paceline.cli import list as list_command
 from paceline.cli.interrupts import interrupted_status, stopped_by_signals
 from paceline.cli.parser import Parser
@@ -60,6 +75,7 @@ COMMANDS: Mapping[str, Command] = {
     "inspect": inspect,
     "bench": bench,
     "audit": audit,
+    "tune": tune,
     "train": train,
     "demo": demo,
     "cache": cache,
