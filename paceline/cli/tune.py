@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli.bench_offline import encoded
 from paceline.cli.interrupts import interrupted_status
 from paceline.cli.options import add_model_options, count, counts, drafters_of, given, load
-from paceline.cli.progress import Progress, progress_bar
+from paceline.cli.progress import progress_bar
 from paceline.cli.prompts_and_results import add_prompts, check_places, data_of, write
 from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest
@@ -98,10 +98,11 @@ def run(args: Namespace) -> int:
 
     slos = [Slo.read(each) for each in args.slo]
     _check(args)
-    with progress_bar("loading", unit="") as progress:
-        study = _study(args, progress)
-        wanted = Wanted(best=args.best, slos=slos, advises=args.candidates is not None)
-        found: Record = tune(study, wanted, _facts(args, study))
+    study = _study(args)
+    wanted = Wanted(best=args.best, slos=slos, advises=args.candidates is not None)
+    with progress_bar("tuning", unit="parts") as progress:
+        study.begin = lambda name: progress.phase(name, unit="parts", done=len(study.known), total=study.planned)
+        found = tune(study, wanted, _facts(args, study))
     print(text(found))
     if args.html is not None:
         write(args.html, page(found))
@@ -124,7 +125,7 @@ def _check(args: Namespace) -> None:
         write(args.config, "", mode="a")
 
 
-def _study(args: Namespace, progress: Progress) -> Study:
+def _study(args: Namespace) -> Study:
     from paceline.bench.grid import Budget
     from paceline.bench.grid_file import append, resume
     from paceline.tune.candidates import Engines, groups
@@ -142,7 +143,6 @@ def _study(args: Namespace, progress: Progress) -> Study:
         asking=asking,
         known={each["name"]: each for each in known},
         keep=(lambda part: None) if args.save is None else (lambda part: append(args.save, part)),
-        begin=lambda name: progress.phase(name, unit=""),
         budget=Budget(args.minutes),
     )
 

@@ -80,6 +80,13 @@ class Study:
             self.known[name] = record
         return self.known[name]
 
+    @property
+    def planned(self) -> int:
+        """Number of all parts, about: drafters may have fewer lengths, and checks fewer engines."""
+        drafters = sum(len(group.scored) for group in self.groups)
+        steps = len(self.groups) * len(ladder(max(self.asking.batches)))
+        return 1 + drafters * (1 + len(self.asking.drafts)) + steps + len(self.asking.batches)
+
     # ── the plain run ──
 
     def answers(self) -> list[Recorded]:
