@@ -98,7 +98,7 @@ def run(args: Namespace) -> int:
 
     slos = [Slo.read(each) for each in args.slo]
     _check(args)
-    study = _study(args)
+    study = study_of(args)
     wanted = Wanted(best=args.best, slos=slos, advises=args.candidates is not None)
     with progress_bar("tuning", unit="parts") as progress:
         study.begin = lambda name: progress.phase(name, unit="parts", done=len(study.known), total=study.planned)
@@ -125,7 +125,8 @@ def _check(args: Namespace) -> None:
         write(args.config, "", mode="a")
 
 
-def _study(args: Namespace) -> Study:
+def study_of(args: Namespace) -> Study:
+    """Load the target with its usual drafters, and return the study of the options, with what --save has of it."""
     from paceline.bench.grid import Budget
     from paceline.bench.grid_file import append, resume
     from paceline.tune.candidates import Engines, groups

@@ -14,6 +14,7 @@ from typing import Any
 from paceline.drafters.recipe import Recipe
 from paceline.drafters.registry import PORTFOLIO
 from paceline.errors import PacelineError
+from paceline.kernels.base import PAGE_SIZE
 from paceline.llm import LLM
 from paceline.runner.loading.models import ReadyModel
 
@@ -80,13 +81,10 @@ def reason(error: PacelineError) -> str:
 
 def vocabulary_share(made: Recipe, target: ReadyModel) -> float:
     """Return the share of the target's vocabulary that a drafter can draft; ids that both have mean the same."""
-    whole = target.model.config.vocab_size
-    return 1.0 if made.model is None else min(1.0, made.model.model.config.vocab_size / whole)
+    return 1.0 if made.vocabulary is None else made.vocabulary / target.model.config.vocab_size
 
 
 def memory_of(made: Recipe) -> dict[str, Any]:
     """Return the bytes of a drafter's weights, and of a token in its KV memory."""
-    from paceline.kernels.base import PAGE_SIZE
-
     weights = made.pass_bytes if made.model is None else sum(part.bytes for part in made.model.parts)
     return {"weight_bytes": weights, "kv_bytes_per_token": made.page_bytes // PAGE_SIZE}

@@ -153,6 +153,7 @@ def on_gpu(ready: ReadyHead, target: ReadyModel, options: Mapping[str, Any]) -> 
         page_bytes=ready.page_bytes,
         pass_bytes=ready.pass_bytes,
         lane_bytes=states * head.fc.inputs * head.dtype.itemsize,
+        vocabulary=ready.head.config.draft_vocab_size,
         on_device=on_device,
         profile=profile,
     )
