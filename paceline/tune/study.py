@@ -6,6 +6,7 @@ is complete, so a study that was killed loses one part at most.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,8 +27,7 @@ from paceline.types import Request, SamplingParams, Speculation
 Record = dict[str, Any]
 PLAIN, DEFAULT = "plain", "default"
 KIND = Kind("tune", "tune")  # of the places that are measured
-COST_TOKENS = 48  # tokens of the answers whose steps are timed
-COST_TURNS = 2  # turns of each arm, the second ones in reverse order
+COST_TURNS = 8, 48, 48  # tokens of answers whose steps are timed, by turn; the first one warms up, and does not count
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,14 +180,16 @@ class Study:
         arms = [Arm(number, PLAIN), *(Arm(number, words, k) for words, ks in lengths.items() for k in ks)]
         steps: dict[str, list[Step]] = {}
         prompts, tokens = _middle(self.asking, batch)
-        short = [replace(prompt, max_tokens=min(prompt.max_tokens, COST_TOKENS)) for prompt in prompts]
-        for turn in range(COST_TURNS):
+        for turn, most in enumerate(COST_TURNS):
+            gc.collect()  # now, rather than during a step
+            short = [replace(prompt, max_tokens=min(prompt.max_tokens, most)) for prompt in prompts]
             for arm in arms if turn % 2 == 0 else reversed(arms):
                 cell = arm.cell(llm, batch, self.asking.temperature)
                 for i in range(0, len(short), batch):
                     some = short[i : i + batch], tokens[i : i + batch]
                     made = trace(llm.engine, cell, *some, number=-2 - turn, ignore_eos=self.asking.ignore_eos)
-                    steps.setdefault(arm.drafter, []).extend(s for s in made.steps if s.sequences == batch)
+                    if turn:
+                        steps.setdefault(arm.drafter, []).extend(s for s in made.steps if s.sequences == batch)
         return {"tables": {name: stored(table_of(found)) for name, found in steps.items() if found}}
 
     # ── predictions ──
