@@ -21,8 +21,8 @@ def text(found: Record) -> str:
     facts = f"{machine.get('gpu') or machine['cpu']} · paceline {machine['paceline']} ({machine['commit']})"
     told = [line for pair in found["pairs"] for line in pairs.lines(pair)]
     parts = [f"{found['target']} · {', '.join(found['sources'])} · {facts}", text_table([HEADER, *rows(found)])]
-    parts += [found["definition"], *(["\n".join(told)] if told else []), "\n".join(found["words"])]
-    return "\n\n".join([*parts, found["conclusion"]])
+    parts += [found["definition"], "\n".join(told), "\n".join(found["words"]), found["conclusion"]]
+    return "\n\n".join(filter(None, parts))
 
 
 def rows(found: Record) -> list[tuple[str, ...]]:

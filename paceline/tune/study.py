@@ -7,6 +7,7 @@ is complete, so a study that was killed loses one part at most.
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any
 
 from paceline.bench.grid import Asked, Budget, Kind, Place, measure_place
 from paceline.bench.offline import Cell
+from paceline.bench.statistics import MIN_UNITS
 from paceline.bench.workloads import BenchPrompt
 from paceline.errors import PacelineError
 from paceline.llm import LLM
@@ -27,7 +29,10 @@ from paceline.types import Request, SamplingParams, Speculation
 Record = dict[str, Any]
 PLAIN, DEFAULT = "plain", "default"
 KIND = Kind("tune", "tune")  # of the places that are measured
-COST_TURNS = 8, 48, 48  # tokens of answers whose steps are timed, by turn; the first one warms up, and does not count
+PLAIN_PART = "plain answers"
+PLAIN_SHARE = 4.0  # times as long as another part that the plain run may take
+WARM_TOKENS, COST_TOKENS = 8, 48  # tokens of answers that warm up, and at most of those whose steps are timed
+COST_TURNS = 2  # timed turns of each arm, every second one in reverse order
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,23 +90,26 @@ class Study:
         """Number of all parts, about: drafters may have fewer lengths, and checks fewer engines."""
         drafters = sum(len(group.scored) for group in self.groups)
         steps = len(self.groups) * len(ladder(max(self.asking.batches)))
-        return 1 + drafters * (1 + len(self.asking.drafts)) + steps + len(self.asking.batches)
+        return 1 + drafters * (1 + len(self.asking.drafts)) + steps + len(self.asking.batches) * len(self.groups)
 
     # ── the plain run ──
 
     def answers(self) -> list[Recorded]:
         """Return the plain answers, which every candidate is compared with."""
-        part = self.part("plain answers", self._record_plain)
-        prompts = zip(self.asking.prompts, self.asking.tokens, part["answers"], strict=True)
+        part = self.part(PLAIN_PART, self._record_plain)
+        asked = zip(self.asking.prompts, self.asking.tokens, part["answers"], strict=False)  # time may have been over
         return [
             Recorded(tokens, tuple(answer["tokens"]), prompt.max_tokens, answer["stopped"])
-            for prompt, tokens, answer in prompts
+            for prompt, tokens, answer in asked
         ]
 
     def _record_plain(self) -> Record:
-        found = []
-        for batch, tokens, traced in self._traces(0, Arm(0, PLAIN), size=max(self.asking.batches)):
+        found: list[Recorded] = []
+        began, most = self.budget.clock(), max(self.asking.batches)
+        for batch, tokens, traced in self._traces(0, Arm(0, PLAIN), size=most):
             found += [recorded(*each) for each in zip(batch, tokens, traced.answers, strict=True)]
+            if len(found) >= max(MIN_UNITS, most) and self._is_long(began, PLAIN_SHARE):
+                break
         return {"answers": [{"tokens": each.answer, "stopped": each.stopped} for each in found]}
 
     def _traces(
@@ -110,8 +118,10 @@ class Study:
         """Decode all prompts, `size` at once."""
         llm, asking = self.engines.of(self.groups[number]), self.asking
         cell = arm.cell(llm, size, asking.temperature)
-        for start in range(0, len(asking.prompts), size):
-            prompts, tokens = asking.prompts[start : start + size], asking.tokens[start : start + size]
+        known = self.known.get(PLAIN_PART, {"answers": asking.prompts})["answers"]
+        for start in range(0, len(known), size):
+            end = min(start + size, len(known))
+            prompts, tokens = asking.prompts[start:end], asking.tokens[start:end]
             yield prompts, tokens, trace(llm.engine, cell, prompts, tokens, ignore_eos=asking.ignore_eos)
 
     # ── drafts and costs ──
@@ -156,13 +166,16 @@ class Study:
         llm = self.engines.of(self.groups[number])
         if is_lookup(llm, words):
             return {"rounds": {str(batch): self._looked_up(llm, words, draft, batch) for batch in self.asking.batches}}
-        rounds, same, answers = [], 0, iter(self.answers())
+        rounds: list[list[Round]] = []
+        same, answers, began = 0, iter(self.answers()), self.budget.clock()
         # On a CPU fixed drafts of a single sequence are the fastest; a device runs many in the same time.
         size = 1 if llm.parts.target.decoder is None else max(self.asking.batches)
         for _, _, traced in self._traces(number, Arm(number, words, draft), size=size):
             rounds += traced.rounds
             same += sum(tuple(each.tokens) == next(answers).answer for each in traced.answers)
-        return {"rounds": {"all": rounds}, "identical": same}
+            if len(rounds) >= MIN_UNITS and self._is_long(began):
+                break
+        return {"rounds": {"all": rounds}, "answers": len(rounds), "identical": same}
 
     def _looked_up(self, llm: LLM, words: str, draft: int, batch: int) -> list[list[Round]]:
         guard, answers = llm.engine.drafters[name_in(llm, words)], self.answers()
@@ -180,7 +193,8 @@ class Study:
         arms = [Arm(number, PLAIN), *(Arm(number, words, k) for words, ks in lengths.items() for k in ks)]
         steps: dict[str, list[Step]] = {}
         prompts, tokens = _middle(self.asking, batch)
-        for turn, most in enumerate(COST_TURNS):
+        began, most = self.budget.clock(), WARM_TOKENS
+        for turn in range(1 + COST_TURNS):
             gc.collect()  # now, rather than during a step
             short = [replace(prompt, max_tokens=min(prompt.max_tokens, most)) for prompt in prompts]
             for arm in arms if turn % 2 == 0 else reversed(arms):
@@ -190,7 +204,25 @@ class Study:
                     made = trace(llm.engine, cell, *some, number=-2 - turn, ignore_eos=self.asking.ignore_eos)
                     if turn:
                         steps.setdefault(arm.drafter, []).extend(s for s in made.steps if s.sequences == batch)
+            most = most if turn else self._cost_tokens(self.budget.clock() - began)
         return {"tables": {name: stored(table_of(found)) for name, found in steps.items() if found}}
+
+    def _cost_tokens(self, warm: float) -> int:
+        """Return the tokens of answers whose steps are timed, if WARM_TOKENS of all took so many seconds."""
+        fit = math.inf if not warm else WARM_TOKENS * self._part_seconds / (COST_TURNS * warm)
+        return int(min(max(fit, WARM_TOKENS), COST_TOKENS))
+
+    # ── time ──
+
+    @property
+    def _part_seconds(self) -> float:
+        """Seconds that a part may take before the check: all of them get half of the time."""
+        minutes = self.budget.minutes
+        return math.inf if minutes is None else 60 * minutes / 2 / self.planned
+
+    def _is_long(self, began: float, share: float = 1.0) -> bool:
+        """Return whether a part that `began` then has had its time, or `share` times it."""
+        return self.budget.clock() - began >= share * self._part_seconds
 
     # ── predictions ──
 
@@ -231,18 +263,19 @@ class Study:
 
     def check(self, arms: Mapping[int, Sequence[Arm]]) -> list[Record]:
         """Measure arms beside plain decoding and their engine's default, in turns. `arms`: by batch size."""
+        places = [(b, n) for b, chosen in arms.items() for n in sorted({0, *(arm.group for arm in chosen)})]
         found = []
-        for batch, chosen in arms.items():
-            for number in sorted({0, *(arm.group for arm in chosen)}):
-                mine = [arm for arm in chosen if arm.group == number]
-                titles = ", ".join(f"{arm.drafter} ={arm.draft}" for arm in mine)
-                name = f"check of {titles or DEFAULT}, {batch} at once"
-                self._within_time(name, partial(self._measured, batch, number, mine))
-                found += [self.known[name]] if name in self.known else []
+        for i, (batch, number) in enumerate(places):
+            mine = [arm for arm in arms[batch] if arm.group == number]
+            titles = ", ".join(f"{arm.drafter} ={arm.draft}" for arm in mine)
+            name = f"check of {titles or DEFAULT}, {batch} at once"
+            self._within_time(name, partial(self._measured, batch, number, mine, left=len(places) - i))
+            found += [self.known[name]] if name in self.known else []
         return found
 
-    def _measured(self, batch: int, number: int, chosen: Sequence[Arm]) -> Record:
-        llm, asking = self.engines.of(self.groups[number]), self.asking
+    def _measured(self, batch: int, number: int, chosen: Sequence[Arm], *, left: int) -> Record:
+        """Measure arms of one engine. `left`: checks that the time is for, with this one."""
+        llm, asking, count = self.engines.of(self.groups[number]), self.asking, len(self.answers())
         arms = [Arm(number, PLAIN), Arm(number, DEFAULT), *chosen]
         cells = [arm.cell(llm, batch, asking.temperature) for arm in arms]
         place = Place(KIND, batch, asking.temperature)
@@ -250,12 +283,24 @@ class Study:
             llm.engine,
             place,
             cells,
-            Asked(asking.prompts, asking.tokens),
-            rounds=asking.rounds or -(-len(asking.prompts) // batch),
+            Asked(asking.prompts[:count], asking.tokens[:count]),
+            rounds=asking.rounds or self._rounds(number, batch, len(arms), left),
             ignore_eos=asking.ignore_eos,
         )
         named = [[arm.drafter, arm.draft, cell.title] for arm, cell in zip(arms, cells, strict=True)]
         return {"group": number, "named": named, **made}
+
+    def _rounds(self, number: int, batch: int, arms: int, left: int) -> int:
+        """Return as many batches as all prompts make, or as fit into the time, but MIN_UNITS at least."""
+        answers, minutes = self.answers(), self.budget.minutes
+        wanted = -(-len(answers) // batch)
+        plain = self._tables(number).get(PLAIN)
+        if minutes is None or plain is None:
+            return wanted
+        step = StepCosts(plain).seconds(batch, batch)
+        turn = step * sum(len(each.answer) for each in answers) / len(answers)  # seconds of a plain batch
+        rest = (self.budget.began + 60 * minutes - self.budget.clock()) / left
+        return max(MIN_UNITS, min(wanted, int(rest / (arms * turn)) if turn else wanted))
 
 
 def ladder(most: int) -> list[int]:
