@@ -1,7 +1,7 @@
 """The choice: of the ways to decode that were measured, the one to serve with, and the file that `serve` reads.
 
 A limit of latency (`Slo`) comes before speed. Among the rest the default settings win unless a fixed drafter is clearly
-faster, because they go on measuring while they serve. A fixed drafter is chosen only up to the batch size at which it
+faster, because they go on measuring while they serve. Whatever is chosen drafts only up to the batch size at which it
 was faster than plain decoding; beyond it the server decodes plainly.
 """
 
@@ -71,7 +71,7 @@ class Choice:
     drafter: str
     draft: int | None
     max_sequences: int | None  # sequences at once that keep to the limits of latency; None: no limit was given
-    max_draft_batch: int | None  # sequences at once up to which a fixed drafter drafts; None: all that were measured
+    max_draft_batch: int | None  # sequences at once up to which it drafts; None: no limit is needed
     speed: float  # geometric mean of the ratios to plain decoding over the batch sizes
     why: str
 
@@ -95,22 +95,19 @@ def choose(measured: Sequence[Measured], slos: Sequence[Slo]) -> Choice | None:
 def _weighed(way: tuple[int, str, int | None], allowed: Sequence[Measured], batches: Sequence[int]) -> Choice | None:
     """Weigh a way over all batch sizes; None: it was not measured for the smallest one.
 
-    From the first size on at which a fixed drafter is slower than plain decoding, or was not measured, it does not
-    draft."""
+    It does not draft from the first size on at which it is slower than plain decoding, or was not measured. The default
+    settings may be slower by MARGIN: they try drafts from time to time."""
     group, drafter, draft = way
     ratios = {each.batch: each.ratio for each in allowed if each.way == way}
     if batches[0] not in ratios:
         return None
-    if draft is None:
-        if len(ratios) < len(batches):
-            return None
-        return Choice(group, drafter, draft, None, None, _mean(list(ratios.values())), "the fastest")
+    least = MARGIN if draft is None else 1.0
     drafting: list[int] = []
     for batch in batches:
-        if drafting and ratios.get(batch, 0.0) < 1:
+        if drafting and ratios.get(batch, 0.0) < least:
             break
         drafting.append(batch)
-    limit = None if len(drafting) == len(batches) else drafting[-1]
+    limit = None if len(drafting) == len(batches) or drafter == PLAIN else drafting[-1]
     speed = _mean([ratios[batch] if batch in drafting else 1.0 for batch in batches])
     return Choice(group, drafter, draft, None, limit, speed, "the fastest")
 

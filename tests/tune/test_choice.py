@@ -40,6 +40,18 @@ def test_a_fixed_drafter_drafts_where_it_is_faster() -> None:
     assert choose(only_one, ()) == found  # nobody measured it for eight
 
 
+def test_the_default_drafts_where_it_is_not_slower() -> None:
+    found = choose(both(1.5, 0.5, default=(2.0, 0.8)), ())
+    assert found is not None
+    assert (found.drafter, found.max_draft_batch, found.speed) == (DEFAULT, 1, pytest.approx(2**0.5))
+    assert settings(found, ["a", "b"], name="", given={}) == {"drafter": ["a", "b"], "max_draft_batch": 1}
+    near = choose(both(1.5, 0.5, default=(2.0, 0.99)), ())
+    assert near is not None
+    assert near.max_draft_batch is None  # it tries drafts from time to time
+    unknown = [each for each in both(1.5, 0.5) if (each.drafter, each.batch) != (DEFAULT, 1)]
+    assert (choose(unknown, ()) or found).drafter == "eagle:x"
+
+
 def test_the_default_wins_a_draw() -> None:
     found = choose(both(2.0, 1.0, default=(1.98, 1.0)), ())
     assert found is not None
