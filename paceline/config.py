@@ -32,6 +32,7 @@ class EngineConfig:
     kv_format: str = "auto"  # format of keys and values on a GPU: bf16 or fp8; auto: bf16
     prefix_cache: bool = True  # share the pages of equal beginnings
     # Speculation. The governor keeps these limits, and drafts less where its measurements say so.
+    default_drafter: str | None = None  # drafter of requests that name none; None: the portfolio, else the first one
     measure_cost: bool = True  # draft no token that costs more time than it saves
     max_draft: int = 16  # tokens of a sequence's longest draft; a drafter may have a lower limit of its own
     max_draft_tokens: int = 128  # drafted tokens of a step, over all sequences
@@ -71,6 +72,8 @@ class EngineConfig:
                 raise InvalidRequest(f"corpus must be a list of paths, not of {path!r}", param="corpus")
         if self.kv_format not in KV_FORMATS:
             raise UnknownOption("kv_format", self.kv_format, KV_FORMATS)
+        if self.default_drafter is not None and not isinstance(self.default_drafter, str):
+            raise InvalidRequest(f"default_drafter must be a name, not {self.default_drafter!r}")
         check_flag("prefix_cache", self.prefix_cache)
         check_flag("measure_cost", self.measure_cost)
         check_flag("measure_speedup", self.measure_speedup)

@@ -12,7 +12,7 @@ from paceline.errors import InvalidRequest, UnknownOption
 OPTIONAL = ("max_context", "kv_memory")
 FLAGS = ("prefix_cache", "measure_cost", "measure_speedup", "fixed_draft")
 REALS = ("max_prompt_seconds", "min_acceptance", "drafter_timeout", "synthetic_acceptance")
-NAMES = ("kv_format",)
+NAMES = ("kv_format", "default_drafter")
 INTEGERS = tuple(f.name for f in dataclasses.fields(EngineConfig) if f.name not in (*OPTIONAL, *FLAGS, *REALS, *NAMES))
 
 
@@ -41,6 +41,7 @@ def test_numbers(name: str, value: Any) -> None:
         {"max_context": 1},
         {"kv_memory": 0},
         {"kv_format": "fp16"},
+        {"default_drafter": 8},
         {"prefix_cache": "no"},
         {"measure_cost": 1},
         {"fixed_draft": 1},

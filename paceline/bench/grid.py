@@ -163,6 +163,8 @@ def _arm(turns: Sequence[Turn]) -> Record:
         "seconds": [turn.seconds for turn in turns],
         "tokens_per_step": sum(s.output_tokens for s in stats) / steps if steps else 0.0,
         "acceptance": sum(s.accepted for s in stats) / drafted if drafted else None,
+        "ttft": [s.time_to_first for s in stats],
+        "tpot": [(s.time_total - s.time_to_first) / (s.output_tokens - 1) for s in stats if s.output_tokens > 1],
     }
 
 

@@ -33,7 +33,7 @@ def record(
 ) -> Record:
     """The record of a grid. `places`: all of it; `skipped`: names of cells that were left out, with reasons."""
     cells = [cell for each in measured if (cell := cell_record(each, comparisons=len(places))) is not None]
-    empty = [(_name(each), "answers too short to be timed") for each in measured if not _rounds(each)]
+    empty = [(_name(each), "answers too short to be timed") for each in measured if not timed_rounds(each)]
     cells.sort(key=lambda cell: float(cell["ratio"]))
     found = {
         "benchmark": "grid",
@@ -49,7 +49,7 @@ def record(
 
 def cell_record(measured: Record, *, comparisons: int) -> Record | None:
     """Summarise one cell; None if no round could be timed."""
-    rounds = _rounds(measured)
+    rounds = timed_rounds(measured)
     if not rounds:
         return None
     whole = geometric_ratio(_ratios(measured, DEFAULT, PLAIN, rounds), comparisons=comparisons)
@@ -88,7 +88,7 @@ def _best(measured: Record, rounds: Sequence[int], *, comparisons: int) -> Recor
 def _single(measured: Sequence[Record]) -> Record | None:
     """The best single fixed setting for all cells, by the even rounds, and the geometric mean of the default over it,
     by the odd ones."""
-    timed = [(each, rounds) for each in measured if len(rounds := _rounds(each)) > 1]
+    timed = [(each, rounds) for each in measured if len(rounds := timed_rounds(each)) > 1]
     titles = [set(each["arms"]) - {PLAIN, DEFAULT} for each, _ in timed]
     common = sorted(set.intersection(*titles)) if titles else []
     if not common:
@@ -102,7 +102,7 @@ def _single(measured: Sequence[Record]) -> Record | None:
     return {"title": best, "ratio": math.exp(over), "cells": len(timed)}
 
 
-def _rounds(measured: Record) -> list[int]:
+def timed_rounds(measured: Record) -> list[int]:
     """Return the rounds in which every arm decoded something behind its first tokens."""
     arms = measured["arms"].values()
     count = len(measured["arms"][PLAIN]["tokens"])

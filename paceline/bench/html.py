@@ -1,4 +1,5 @@
-"""Records of `bench serve`, `bench offline`, `bench compare` and `replay` as one self-contained HTML file.
+"""Records of `bench serve`, `bench offline`, `bench compare` and `replay` as one self-contained HTML file, and its
+parts.
 
 Text from a file, a server or a command line is escaped.
 """
@@ -12,7 +13,7 @@ from typing import Any
 from paceline.audit.page import STYLE
 from paceline.bench import offline_record, serve_text
 from paceline.bench.charts import charts
-from paceline.bench.plots import svg
+from paceline.bench.plots import Chart, svg
 from paceline.bench.serve_text import FIGURE_NAMES, load_title, ratio_text, runs_of
 
 Record = dict[str, Any]
@@ -26,20 +27,28 @@ def page(record: Record, *, title: str, compared: Sequence[Record] = ()) -> str:
     """Render a record. `compared`: the record of `bench.compare` for two files."""
     offline = record.get("benchmark") == "offline"
     sections = [
-        _heading(record, title),
-        _section("Second by first", _compared(compared)) if compared else "",
-        _section("Cells", _cells(record)) if offline else _section("Loads and temperatures", _grid(record)),
-        "" if offline else _section("Runs", _runs(record)),
-        _section("Arms in turns", _arms(record["comparisons"])) if record.get("comparisons") else "",
-        _section("Plots", f'<div class="charts">{"".join(map(svg, charts(record)))}</div>'),
-        _section("Notes", _notes(record["notes"])) if record.get("notes") else "",
-        f'<p class="note">{escape(record.get("definition", ""))}</p>',
+        section("Second by first", _compared(compared)) if compared else "",
+        section("Cells", _cells(record)) if offline else section("Loads and temperatures", _grid(record)),
+        "" if offline else section("Runs", _runs(record)),
+        section("Arms in turns", _arms(record["comparisons"])) if record.get("comparisons") else "",
+        section("Plots", pictures(charts(record))),
+        section("Notes", _notes(record["notes"])) if record.get("notes") else "",
     ]
+    return document(record, title=title, sections=sections)
+
+
+def document(record: Record, *, title: str, sections: Sequence[str]) -> str:
+    """Return a whole page: the heading of a record, sections in HTML, and the record's definition."""
+    note = f'<p class="note">{escape(record.get("definition", ""))}</p>'
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}{CHART_STYLE}</style></head>'
-        f"<body>{''.join(sections)}</body></html>\n"
+        f"<body>{_heading(record, title)}{''.join(sections)}{note}</body></html>\n"
     )
+
+
+def pictures(drawn: Sequence[Chart]) -> str:
+    return f'<div class="charts">{"".join(map(svg, drawn))}</div>'
 
 
 def _heading(record: Record, title: str) -> str:
@@ -54,7 +63,7 @@ def _heading(record: Record, title: str) -> str:
     )
 
 
-def _section(title: str, body: str) -> str:
+def section(title: str, body: str) -> str:
     return f"<h2>{escape(title)}</h2>{body}"
 
 

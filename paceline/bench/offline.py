@@ -127,9 +127,23 @@ def take_turn(
     ignore_eos: bool = False,
 ) -> Turn:
     """Decode a batch of prompts once. `number`: of the round, part of the salt; -1 for a warm-up."""
+    requests = requests_of(cell, prompts, tokens, number=number, ignore_eos=ignore_eos)
+    with engine.fixed_drafts() if cell.fixed else nullcontext():
+        return decode(engine, requests)
+
+
+def requests_of(
+    cell: Cell,
+    prompts: Sequence[BenchPrompt],
+    tokens: Sequence[tuple[int, ...]],
+    *,
+    number: int,
+    ignore_eos: bool = False,
+) -> list[Request]:
+    """Make the requests of a turn. Those of the same cell and round share a salt."""
     params = SamplingParams(temperature=cell.temperature, ignore_eos=ignore_eos)
     salt = f"{cell.title}, {cell.batch} at once, temperature {cell.temperature}, round {number}"
-    requests = [
+    return [
         Request(
             id=f"{number}/{i}",
             prompt=encoded,
@@ -139,8 +153,6 @@ def take_turn(
         )
         for i, (prompt, encoded) in enumerate(zip(prompts, tokens, strict=True))
     ]
-    with engine.fixed_drafts() if cell.fixed else nullcontext():
-        return decode(engine, requests)
 
 
 def decode(engine: Engine, requests: Sequence[Request]) -> Turn:

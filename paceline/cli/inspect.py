@@ -2,6 +2,7 @@
 
 paceline inspect smollm2
 paceline inspect ./model.gguf --drafter ./small.gguf
+paceline inspect ./model.gguf --drafter ./small.gguf --pair
 paceline inspect ./model --format int4 --errors
 paceline inspect --live http://127.0.0.1:8000
 
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli.live import read, watch
 from paceline.cli.options import add_model_options, drafters_of, engine_config
+from paceline.cli.pair import pair_lines, pairs_of
 from paceline.cli.style import Style
 from paceline.errors import InvalidRequest
 from paceline.progress import progress_bar
@@ -47,6 +49,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--errors", action="store_true", help="how far --format moves the weights, by kind of matrix (reads them again)"
     )
+    parser.add_argument(
+        "--pair", action="store_true", help="load the drafters, and say whether each will help; takes a minute or more"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
@@ -59,6 +64,8 @@ def run(args: Namespace) -> int:
     if args.live is not None:
         return watch(args.live, key=args.api_key, once=args.once)
     facts = _facts(args)
+    if args.pair:
+        facts["pairs"] = pairs_of(args)
     if args.json:
         print(json.dumps(facts))
     else:
@@ -80,7 +87,7 @@ def _facts(args: Namespace) -> Facts:
         with progress_bar(f"loading {words}") as progress:
             recipes.append(recipe(words, target, progress=progress))
     weights = [asdict(part) for part in target.parts]
-    drafters = [_drafter(made) for made in recipes]
+    drafters = [_drafter(made, target) for made in recipes]
     errors = {"errors": _errors(args.target, args.format, device)} if args.errors else {}
     memory = share_memory(target, recipes, config)
     return {
@@ -205,12 +212,15 @@ def _tokenizer(ready: ReadyModel) -> Facts:
     }
 
 
-def _drafter(made: Recipe) -> Facts:
+def _drafter(made: Recipe, target: ReadyModel) -> Facts:
+    from paceline.tune.candidates import vocabulary_share
+
     parts = made.model.parts if made.model else ()
     return {
         "name": made.name,
         "model": made.model.name if made.model else None,
         "why": made.how,
+        "vocabulary": vocabulary_share(made, target),
         "parameters": sum(part.parameters for part in parts),
         "weight_bytes": sum(part.bytes for part in parts)
         if made.model
@@ -233,16 +243,19 @@ def _print(facts: Facts) -> None:
         ("runs", [*_runs_lines(runs), *_format_lines(facts["formats"])]),
         ("memory", _memory_lines(memory)),
         ("tokenizer", _tokenizer_lines(tokenizer)),
-        (
-            "drafters",
-            [f"{made['name']}: {made['model'] or ''} {made['why']}".replace(":  ", ": ") for made in facts["drafters"]],
-        ),
+        ("drafters", [_drafter_line(made) for made in facts["drafters"]]),
+        *([("pairs", [line for pair in facts["pairs"] for line in pair_lines(pair)])] if "pairs" in facts else []),
         ("sampling", _sampling_lines(facts)),
         *([("errors", _error_lines(facts["errors"]))] if "errors" in facts else []),
     ):
         print(style.bold(title))
         for line in lines:
             print(f"  {line}")
+
+
+def _drafter_line(made: Facts) -> str:
+    share = "" if made["vocabulary"] == 1 else f", {made['vocabulary']:.0%} of the target's vocabulary"
+    return f"{made['name']}: {made['model'] or ''} {made['why']}{share}".replace(":  ", ": ")
 
 
 def _model_lines(model: Facts) -> list[str]:

@@ -2,7 +2,7 @@
 
     0    done
     1    the run failed: the engine died, training stopped, speculation changed a text of the demo or of an audit,
-         requests of `bench serve` failed, or `bench compare` found a regression
+         requests of `bench serve` failed, `bench compare` found a regression, or nothing kept to the `--slo` of `tune`
     2    the request cannot be served: a bad option, model, prompt or parameter
     130  interrupted with Ctrl-C; a measurement, an audit or a training keeps what it has
     143  the same, by SIGTERM; `serve` drains instead and exits with 0
@@ -40,6 +40,7 @@ from paceline.cli import (
     run,
     serve,
     train,
+    tune,
 )
 from paceline.cli import list as list_command
 from paceline.cli.interrupts import interrupted_status, stopped_by_signals
@@ -76,6 +77,7 @@ COMMANDS: Mapping[str, Command] = {
     "bench": bench,
     "audit": audit,
     "replay": replay,
+    "tune": tune,
     "train": train,
     "demo": demo,
     "cache": cache,

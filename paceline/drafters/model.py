@@ -258,6 +258,7 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
         how=ready.why,
         page_bytes=ready.page_bytes,
         pass_bytes=ready.pass_bytes,
+        vocabulary=min(ready.model.config.vocab_size, target.model.config.vocab_size),
         model=ready,
         on_device=on_device,
         profile=ready.profile,

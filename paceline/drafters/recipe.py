@@ -51,6 +51,7 @@ class Recipe:
     pass_bytes: int = 0  # bytes of weights that one draft pass reads
     lane_bytes: int = 0  # bytes of a GPU that it needs for each sequence, beside pages
     taps: Sequence[int] = ()  # places of the target whose hidden states it reads
+    vocabulary: int | None = None  # tokens of the target that it can draft; None: all
     model: ReadyModel | None = None
     on_device: OnDevice | None = None  # None: only the host can run it
     profile: Callable[[int, int], None] | None = None  # (rows, rows with logits) → run the largest pass on the device

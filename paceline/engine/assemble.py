@@ -15,7 +15,7 @@ from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.recipe import BuildContext, OnDevice, Recipe
 from paceline.drafters.registry import PORTFOLIO, check_corpus, check_device, recipe
 from paceline.engine.engine import Engine
-from paceline.errors import InvalidRequest, OutOfMemory
+from paceline.errors import InvalidRequest, OutOfMemory, UnknownOption
 from paceline.kernels.base import PAGE_SIZE, Forward
 from paceline.kv.cache import KVCache
 from paceline.models.advice import Advice
@@ -130,7 +130,7 @@ def assemble(
         even_context=ATTENTION_SPEED * ready.model.config.even_context,
         eos_ids=sorted({*ready.model.config.eos_ids, *(ready.tokenizer.eos_ids if ready.tokenizer else ())}),
         drafters=guards,
-        default_drafter=PORTFOLIO if PORTFOLIO in recipes else next(iter(recipes), None),
+        default_drafter=_default(recipes, config),
         tokenizer=ready.tokenizer,
         rounds=rounds,
     )
@@ -194,6 +194,16 @@ def inside_rounds(recipes: Mapping[str, Recipe], built: Mapping[str, Drafter | N
         for name, made in recipes.items()
         if made.on_device is not None and (alone or name not in predicting)
     }
+
+
+def _default(recipes: Mapping[str, Recipe], config: EngineConfig) -> str | None:
+    """Return the drafter of requests that name none: the user's choice, else the portfolio, else the first one."""
+    chosen = config.default_drafter
+    if chosen is None:
+        return PORTFOLIO if PORTFOLIO in recipes else next(iter(recipes), None)
+    if chosen not in recipes:
+        raise UnknownOption("default_drafter", chosen, recipes)
+    return chosen
 
 
 def _building_order(made: Recipe) -> tuple[bool, int]:

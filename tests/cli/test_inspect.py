@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from paceline.cli import inspect
+from paceline.cli.pair import ASKED, pairs_of
 from paceline.errors import NoCompiler
 from paceline.kernels.base import PAGE_SIZE
 from paceline.models.gguf import GgufFile
@@ -224,3 +226,26 @@ def test_without_a_compiler_torch_runs_and_says_so(cli: Cli, tiny: str, monkeypa
     assert not found["runs"]["bitwise"]
     assert found["weights"][0]["format"] == "8-bit, by channel, as float32"
     assert found["memory"]["weight_bytes"] == 4 * found["model"]["parameters"]
+
+
+def test_a_pair_is_judged(cli: Cli, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one two one two\nthree four three four\n", encoding="utf-8")
+    short = {"prompts": [str(prompts)], "max_tokens": 8, "draft": (2,), "raw": True, "ignore_eos": True}
+    monkeypatch.setattr("paceline.cli.inspect.pairs_of", partial(pairs_of, asked={**ASKED, **short}))
+    drafter = write_model(tmp_path, seed=1)
+    argv = ("inspect", tiny, "--device", "cpu", "--threads", 1, "--drafter", drafter, "--pair")
+    status, out, _ = cli(*argv)
+    assert status == 0
+    assert f"{drafter}: " in out
+    assert "times plain speed with drafts of 2, by too few answers for an interval." in out
+    [pair] = json.loads(cli(*argv, "--json")[1])["pairs"]
+    assert pair["drafter"] == str(drafter)
+    assert 0 <= pair["coupled"] <= 1
+
+
+def test_a_head_with_a_part_of_the_vocabulary(cli: Cli, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.drafters.eagle.drafter.SHAPE_VOCAB", 40)
+    status, out, _ = cli("inspect", tiny, "--device", "cpu", "--drafter", "eagle:shape")
+    assert status == 0
+    assert "% of the target's vocabulary" in out

@@ -33,6 +33,7 @@ ENGINE: dict[str, tuple[str, Any]] = {
     "kv_memory": ("1.5G", 3 << 29),
     "kv_format": ("fp8", "fp8"),
     "prefix_cache": ("", False),
+    "default_drafter": ("eagle", "eagle"),
     "measure_cost": ("", False),
     "measure_speedup": ("", False),
     "max_draft": ("5", 5),

@@ -178,3 +178,12 @@ def test_a_context_beyond_the_model_s() -> None:
 def test_memory_is_measured_where_none_is_given() -> None:
     assert module._available() > 1 << 20
     assert share_memory(ready("target"), [], config()).max_context == 100
+
+
+def test_the_drafter_of_requests_that_name_none() -> None:
+    words = ["ngram", "small", "portfolio"]
+    for chosen, found in ((None, "portfolio"), ("model", "model")):
+        parts = assemble("target", drafters=words, threads=1, config=config(default_drafter=chosen))
+        assert parts.engine.default_drafter == found
+    with pytest.raises(InvalidRequest, match=r"unknown default_drafter 'eagle'; known: model, ngram, portfolio"):
+        assemble("target", drafters=words, threads=1, config=config(default_drafter="eagle"))

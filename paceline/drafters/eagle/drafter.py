@@ -163,4 +163,5 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
         page_bytes=ready.page_bytes,
         pass_bytes=ready.pass_bytes,
         taps=config.taps,
+        vocabulary=config.draft_vocab_size,
     )

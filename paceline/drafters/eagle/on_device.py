@@ -154,6 +154,7 @@ def on_gpu(ready: ReadyHead, target: ReadyModel, options: Mapping[str, Any]) -> 
         page_bytes=ready.page_bytes,
         pass_bytes=ready.pass_bytes,
         lane_bytes=states * config.width * head.dtype.itemsize,
+        vocabulary=config.draft_vocab_size,
         on_device=on_device,
         profile=profile,
     )

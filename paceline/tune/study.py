@@ -1,0 +1,325 @@
+"""A study: the plain run, the drafts of every candidate over it, costs of steps, predictions, a check of the best.
+
+Each part has a name and is done once: a part that a file already has is taken from there. A part says nothing before it
+is complete, so a study that was killed loses one part at most.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from paceline.bench.grid import Asked, Budget, Kind, Place, measure_place
+from paceline.bench.offline import Cell
+from paceline.bench.statistics import MIN_UNITS
+from paceline.bench.workloads import BenchPrompt
+from paceline.errors import PacelineError
+from paceline.llm import LLM
+from paceline.tune.candidates import Engines, Group, is_lookup, memory_of, name_in, reason, vocabulary_share
+from paceline.tune.costs import StepCosts, Table, read, stored, table_of
+from paceline.tune.lookups import replay_lookup
+from paceline.tune.predictions import Prediction, predict
+from paceline.tune.traces import Recorded, Round, Step, Trace, recorded, trace
+from paceline.types import Request, SamplingParams, Speculation
+
+Record = dict[str, Any]
+PLAIN, DEFAULT = "plain", "default"
+KIND = Kind("tune", "tune")  # of the places that are measured
+PLAIN_PART = "plain answers"
+PLAIN_SHARE = 4.0  # times as long as another part that the plain run may take
+WARM_TOKENS, COST_TOKENS = 8, 48  # tokens of answers that warm up, and at most of those whose steps are timed
+COST_TURNS = 2  # timed turns of each arm, every second one in reverse order
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to decode. A drafter without a length is its engine's default: governed, and of all its drafters."""
+
+    group: int  # engine that holds it
+    drafter: str  # as the user named it; PLAIN or DEFAULT
+    draft: int | None = None
+
+    def cell(self, llm: LLM, batch: int, temperature: float) -> Cell:
+        if self.drafter == PLAIN:
+            return Cell(batch, temperature)
+        if self.draft is None:
+            return Cell(batch, temperature, Speculation(), DEFAULT)
+        name = name_in(llm, self.drafter)
+        return Cell(batch, temperature, Speculation(drafter=name, max_draft=self.draft), name, fixed=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """What a study asks: prompts with their tokens, and over what it compares."""
+
+    prompts: Sequence[BenchPrompt]
+    tokens: Sequence[tuple[int, ...]]
+    drafts: Sequence[int]
+    batches: Sequence[int]
+    temperature: float = 0.0
+    rounds: int | None = None  # batches that a check decodes; None: as many as all prompts make
+    ignore_eos: bool = False
+
+
+@dataclass(slots=True)
+class Study:
+    groups: Sequence[Group]
+    engines: Engines
+    asking: Asking
+    known: dict[str, Record] = field(default_factory=dict)  # parts that are done, by name
+    keep: Callable[[Record], None] = lambda record: None
+    begin: Callable[[str], None] = lambda name: None  # called with the name of a part before it is done
+    budget: Budget = field(default_factory=lambda: Budget(None))
+    failed: dict[str, str] = field(default_factory=dict)  # group → why it cannot be used
+    left_out: list[str] = field(default_factory=list)  # parts that the budget had no time for
+
+    def part(self, name: str, make: Callable[[], Record]) -> Record:
+        if name not in self.known:
+            self.begin(name)
+            record = {"name": name, **make()}
+            self.keep(record)
+            self.known[name] = record
+        return self.known[name]
+
+    @property
+    def planned(self) -> int:
+        """Number of all parts, about: drafters may have fewer lengths, and checks fewer engines."""
+        drafters = sum(len(group.scored) for group in self.groups)
+        steps = len(self.groups) * len(ladder(max(self.asking.batches)))
+        return 1 + drafters * (1 + len(self.asking.drafts)) + steps + len(self.asking.batches) * len(self.groups)
+
+    # ── the plain run ──
+
+    def answers(self) -> list[Recorded]:
+        """Return the plain answers, which every candidate is compared with."""
+        part = self.part(PLAIN_PART, self._record_plain)
+        asked = zip(self.asking.prompts, self.asking.tokens, part["answers"], strict=False)  # time may have been over
+        return [
+            Recorded(tokens, tuple(answer["tokens"]), prompt.max_tokens, answer["stopped"])
+            for prompt, tokens, answer in asked
+        ]
+
+    def _record_plain(self) -> Record:
+        found: list[Recorded] = []
+        began, most = self.budget.clock(), max(self.asking.batches)
+        for batch, tokens, traced in self._traces(0, Arm(0, PLAIN), size=most):
+            found += [recorded(*each) for each in zip(batch, tokens, traced.answers, strict=True)]
+            if len(found) >= max(MIN_UNITS, most) and self._is_long(began, PLAIN_SHARE):
+                break
+        return {"answers": [{"tokens": each.answer, "stopped": each.stopped} for each in found]}
+
+    def _traces(
+        self, number: int, arm: Arm, *, size: int
+    ) -> Iterator[tuple[Sequence[BenchPrompt], Sequence[tuple[int, ...]], Trace]]:
+        """Decode all prompts, `size` at once."""
+        llm, asking = self.engines.of(self.groups[number]), self.asking
+        cell = arm.cell(llm, size, asking.temperature)
+        known = self.known.get(PLAIN_PART, {"answers": asking.prompts})["answers"]
+        for start in range(0, len(known), size):
+            end = min(start + size, len(known))
+            prompts, tokens = asking.prompts[start:end], asking.tokens[start:end]
+            yield prompts, tokens, trace(llm.engine, cell, prompts, tokens, ignore_eos=asking.ignore_eos)
+
+    # ── drafts and costs ──
+
+    def score(self, number: int) -> None:
+        """Score all drafters of a group at all lengths, and measure what their steps cost.
+
+        A group that cannot be loaded is noted with its reason."""
+        group = self.groups[number]
+        try:
+            for words in group.scored:
+                for draft in self._lengths(number, words):
+                    self._within_time(f"{words} ={draft}", partial(self._drafts, number, words, draft))
+            for batch in ladder(max(self.asking.batches)):
+                self._within_time(f"steps of {group.title}, {batch} at once", partial(self._costs, number, batch))
+        except PacelineError as error:
+            if number == 0:
+                raise  # without the target itself nothing can be compared
+            self.failed[group.title] = reason(error)
+
+    def _within_time(self, name: str, make: Callable[[], Record]) -> None:
+        if name in self.known or not self.budget.spent:
+            self.part(name, make)
+        else:
+            self.left_out.append(name)
+
+    def _lengths(self, number: int, words: str) -> list[int]:
+        """Return the draft lengths to compare, none longer than the drafter's own limit."""
+        return list(self.part(f"lengths of {words}", partial(self._find_lengths, number, words))["drafts"])
+
+    def _find_lengths(self, number: int, words: str) -> Record:
+        llm = self.engines.of(self.groups[number])
+        guard = llm.engine.drafters.get(name_in(llm, words))
+        most = llm.engine.max_draft if guard is None else min(guard.max_draft, llm.engine.max_draft)
+        made = llm.parts.drafters[name_in(llm, words)]
+        drafts = sorted({min(draft, most) for draft in self.asking.drafts})
+        facts = {"loaded_as": made.name, "vocabulary": vocabulary_share(made, llm.parts.target), **memory_of(made)}
+        return {"drafts": drafts, **facts}
+
+    def _drafts(self, number: int, words: str, draft: int) -> Record:
+        """Return the rounds of every answer by batch size; one list where they are the same for all."""
+        llm = self.engines.of(self.groups[number])
+        if is_lookup(llm, words):
+            return {"rounds": {str(batch): self._looked_up(llm, words, draft, batch) for batch in self.asking.batches}}
+        rounds: list[list[Round]] = []
+        same, answers, began = 0, iter(self.answers()), self.budget.clock()
+        # On a CPU fixed drafts of a single sequence are the fastest; a device runs many in the same time.
+        size = 1 if llm.parts.target.decoder is None else max(self.asking.batches)
+        for _, _, traced in self._traces(number, Arm(number, words, draft), size=size):
+            rounds += traced.rounds
+            same += sum(tuple(each.tokens) == next(answers).answer for each in traced.answers)
+            if len(rounds) >= MIN_UNITS and self._is_long(began):
+                break
+        return {"rounds": {"all": rounds}, "answers": len(rounds), "identical": same}
+
+    def _looked_up(self, llm: LLM, words: str, draft: int, batch: int) -> list[list[Round]]:
+        guard, answers = llm.engine.drafters[name_in(llm, words)], self.answers()
+        salt = f"tune {words} {draft} {batch}"
+        samplers = [_sampler(llm, self.asking, i) for i in range(len(answers))]
+        rounds = replay_lookup(guard, answers, samplers, draft=draft, batch=batch, salt=salt)
+        if guard.out is not None:
+            raise PacelineError(guard.out)
+        return rounds
+
+    def _costs(self, number: int, batch: int) -> Record:
+        """Time steps of plain decoding and of every drafter at every length, in turns."""
+        llm, group = self.engines.of(self.groups[number]), self.groups[number]
+        lengths = {words: self._lengths(number, words) for words in group.scored}
+        arms = [Arm(number, PLAIN), *(Arm(number, words, k) for words, ks in lengths.items() for k in ks)]
+        steps: dict[str, list[Step]] = {}
+        prompts, tokens = _middle(self.asking, batch)
+        began, most = self.budget.clock(), WARM_TOKENS
+        for turn in range(1 + COST_TURNS):
+            gc.collect()  # now, rather than during a step
+            short = [replace(prompt, max_tokens=min(prompt.max_tokens, most)) for prompt in prompts]
+            for arm in arms if turn % 2 == 0 else reversed(arms):
+                cell = arm.cell(llm, batch, self.asking.temperature)
+                for i in range(0, len(short), batch):
+                    some = short[i : i + batch], tokens[i : i + batch]
+                    made = trace(llm.engine, cell, *some, number=-2 - turn, ignore_eos=self.asking.ignore_eos)
+                    if turn:
+                        steps.setdefault(arm.drafter, []).extend(s for s in made.steps if s.sequences == batch)
+            most = most if turn else self._cost_tokens(self.budget.clock() - began)
+        return {"tables": {name: stored(table_of(found)) for name, found in steps.items() if found}}
+
+    def _cost_tokens(self, warm: float) -> int:
+        """Return the tokens of answers whose steps are timed, if WARM_TOKENS of all took so many seconds."""
+        fit = math.inf if not warm else WARM_TOKENS * self._part_seconds / (COST_TURNS * warm)
+        return int(min(max(fit, WARM_TOKENS), COST_TOKENS))
+
+    # ── time ──
+
+    @property
+    def _part_seconds(self) -> float:
+        """Seconds that a part may take before the check: all of them get half of the time."""
+        minutes = self.budget.minutes
+        return math.inf if minutes is None else 60 * minutes / 2 / self.planned
+
+    def _is_long(self, began: float, share: float = 1.0) -> bool:
+        """Return whether a part that `began` then has had its time, or `share` times it."""
+        return self.budget.clock() - began >= share * self._part_seconds
+
+    # ── predictions ──
+
+    def predictions(self) -> list[Prediction]:
+        """Predict every drafter at every length and batch size that was scored, in the order of groups."""
+        found = []
+        for number, group in enumerate(self.groups):
+            costs = self._tables(number)
+            if group.title in self.failed or PLAIN not in costs:
+                continue
+            plain = StepCosts(costs[PLAIN]).seconds
+            for words in group.scored:
+                for draft, batch, rounds in self._scored(words):
+                    if words in costs:
+                        mine = StepCosts(costs[words]).seconds
+                        made = predict(words, draft, batch, rounds, mine=mine, plain=plain)
+                        found += [] if made is None else [made]
+        return found
+
+    def _tables(self, number: int) -> dict[str, dict[int, Table]]:
+        """Return the tables of a group: drafter → sequences → rows → seconds."""
+        found: dict[str, dict[int, Table]] = {}
+        for batch in ladder(max(self.asking.batches)):
+            part = self.known.get(f"steps of {self.groups[number].title}, {batch} at once", {"tables": {}})
+            for name, pairs in part["tables"].items():
+                found.setdefault(name, {})[batch] = read(pairs)
+        return found
+
+    def _scored(self, words: str) -> Iterator[tuple[int, int, list[list[Round]]]]:
+        for draft in self.known.get(f"lengths of {words}", {"drafts": ()})["drafts"]:
+            rounds = self.known.get(f"{words} ={draft}", {"rounds": {}})["rounds"]
+            for batch in self.asking.batches:
+                mine = rounds.get(str(batch), rounds.get("all"))
+                if mine:
+                    yield draft, batch, [[Round(*each) for each in answer] for answer in mine]
+
+    # ── the check ──
+
+    def check(self, arms: Mapping[int, Sequence[Arm]]) -> list[Record]:
+        """Measure arms beside plain decoding and their engine's default, in turns. `arms`: by batch size."""
+        places = [(b, n) for b, chosen in arms.items() for n in sorted({0, *(arm.group for arm in chosen)})]
+        found = []
+        for i, (batch, number) in enumerate(places):
+            mine = [arm for arm in arms[batch] if arm.group == number]
+            titles = ", ".join(f"{arm.drafter} ={arm.draft}" for arm in mine)
+            name = f"check of {titles or DEFAULT}, {batch} at once"
+            self._within_time(name, partial(self._measured, batch, number, mine, left=len(places) - i))
+            found += [self.known[name]] if name in self.known else []
+        return found
+
+    def _measured(self, batch: int, number: int, chosen: Sequence[Arm], *, left: int) -> Record:
+        """Measure arms of one engine. `left`: checks that the time is for, with this one."""
+        llm, asking, count = self.engines.of(self.groups[number]), self.asking, len(self.answers())
+        arms = [Arm(number, PLAIN), Arm(number, DEFAULT), *chosen]
+        cells = [arm.cell(llm, batch, asking.temperature) for arm in arms]
+        place = Place(KIND, batch, asking.temperature)
+        made = measure_place(
+            llm.engine,
+            place,
+            cells,
+            Asked(asking.prompts[:count], asking.tokens[:count]),
+            rounds=asking.rounds or self._rounds(number, batch, len(arms), left),
+            ignore_eos=asking.ignore_eos,
+        )
+        named = [[arm.drafter, arm.draft, cell.title] for arm, cell in zip(arms, cells, strict=True)]
+        return {"group": number, "named": named, **made}
+
+    def _rounds(self, number: int, batch: int, arms: int, left: int) -> int:
+        """Return as many batches as all prompts make, or as fit into the time, but MIN_UNITS at least."""
+        answers, minutes = self.answers(), self.budget.minutes
+        wanted = -(-len(answers) // batch)
+        plain = self._tables(number).get(PLAIN)
+        if minutes is None or plain is None:
+            return wanted
+        step = StepCosts(plain).seconds(batch, batch)
+        turn = step * sum(len(each.answer) for each in answers) / len(answers)  # seconds of a plain batch
+        rest = (self.budget.began + 60 * minutes - self.budget.clock()) / left
+        return max(MIN_UNITS, min(wanted, int(rest / (arms * turn)) if turn else wanted))
+
+
+def ladder(most: int) -> list[int]:
+    """Numbers of sequences whose steps are timed: powers of two up to `most`, and `most` itself."""
+    return sorted({1 << i for i in range(most.bit_length()) if 1 << i <= most} | {most})
+
+
+def _middle(asking: Asking, batch: int) -> tuple[list[BenchPrompt], list[tuple[int, ...]]]:
+    """Choose prompts of middling lengths for a batch; a single sequence gets several, one after the other."""
+    order = sorted(range(len(asking.tokens)), key=lambda i: len(asking.tokens[i]))
+    wanted = min(max(batch, 2), len(order))
+    first = (len(order) - wanted) // 2
+    chosen = [order[first + i % wanted] for i in range(max(wanted, batch))]
+    chosen = chosen[: len(chosen) // batch * batch]
+    return [asking.prompts[i] for i in chosen], [asking.tokens[i] for i in chosen]
+
+
+def _sampler(llm: LLM, asking: Asking, place: int) -> Any:
+    prompt = asking.prompts[place]
+    params = SamplingParams(temperature=asking.temperature, max_tokens=prompt.max_tokens, seed=prompt.seed)
+    request = Request(id="tune", prompt=asking.tokens[place], sampling=params, speculation=Speculation())
+    return llm.engine.probes.admission.sequences(request, now=0.0)[0].sampler

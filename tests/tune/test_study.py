@@ -1,0 +1,117 @@
+"""A study on a tiny model: its parts, what it costs in time, and what fails."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.bench.grid import Budget
+from paceline.bench.workloads import BenchPrompt
+from paceline.errors import InvalidRequest
+from paceline.llm import LLM
+from paceline.tune.candidates import Engines, Group, groups, is_lookup, kind_of, memory_of, name_in, vocabulary_share
+from paceline.tune.study import Arm, Asking, Study, ladder
+from paceline.tune.tuning import Wanted, best, tune
+from tests.cli.tiny_model import write_model
+
+FACTS: dict[str, Any] = {"target": "t", "sources": ["s"], "machine": {"cpu": "c", "paceline": "1", "commit": "x"}}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_model(tmp_path_factory.mktemp("model")))
+
+
+def asking(prompts: int = 12, **more: Any) -> Asking:
+    asked = [BenchPrompt(str(i), "toy", max_tokens=6, seed=i) for i in range(prompts)]
+    tokens = [(5 + i, 6, 7, 5 + i, 6, 7) for i in range(prompts)]
+    return Asking(asked, tokens, **{"drafts": (2, 30), "batches": (1, 2), "ignore_eos": True, **more})
+
+
+def study(model: str, *words: str, **more: Any) -> Study:
+    def load(drafters: Any) -> LLM:
+        return LLM(model, drafter=list(drafters), device="cpu", threads=1, measure_speedup=False)
+
+    return Study([Group(words)], Engines(load), **{"asking": asking(), **more})
+
+
+def test_slow_parts_are_cut(model: str) -> None:
+    """By a clock on which everything takes 100 seconds, each part ends after as few answers as an interval needs."""
+    ticks = count(0, 100)
+    slow = study(model, model, budget=Budget(1e4, clock=lambda: next(ticks)))
+    part = 60 * 1e4 / 2 / slow.planned
+    assert slow._part_seconds == part
+    slow.budget.minutes = 1.0
+    assert len(slow.answers()) == 4
+    slow.budget.began += 1e9
+    assert [len(slow._drafts(0, model, 2)[key]) for key in ("rounds",)] == [1]
+    assert slow._drafts(0, model, 2)["answers"] == slow._drafts(0, model, 2)["identical"] == 4
+    assert slow._cost_tokens(1e9) == 8
+    assert slow._cost_tokens(0.0) == 48
+    slow.known["steps of " + slow.groups[0].title + ", 1 at once"] = {"tables": {"plain": [[1, 1e3]]}}
+    assert slow._rounds(0, 1, 3, 1) == 4
+
+
+def test_quick_parts_are_whole(model: str) -> None:
+    quick = study(model, "ngram")
+    assert len(quick.answers()) == 12
+    assert quick._rounds(0, 2, 3, 1) == 6
+    assert quick._cost_tokens(1e9) == 48
+    assert best(quick, 3) == {1: [], 2: []}
+
+
+def test_lengths_are_within_the_drafters_own(model: str) -> None:
+    made = study(model, model)
+    assert made._lengths(0, model) == [2, 8]  # of a model 8, whatever is asked for
+    lookups = study(model, "ngram")
+    assert lookups._lengths(0, "ngram") == [2, 16]
+
+
+def test_drafters_by_their_names(model: str) -> None:
+    llm = study(model, model, "suffix").engines.of(Group((model, "suffix")))
+    assert (name_in(llm, model), name_in(llm, "suffix"), kind_of("eagle:x,y=1")) == ("model", "suffix", "eagle")
+    assert (is_lookup(llm, model), is_lookup(llm, "suffix")) == (False, True)
+    made = llm.parts.drafters["model"]
+    assert vocabulary_share(made, llm.parts.target) == 1.0
+    assert memory_of(made)["kv_bytes_per_token"] * 16 == made.page_bytes
+    assert memory_of(llm.parts.drafters["suffix"]) == {"weight_bytes": 0, "kv_bytes_per_token": 0}
+    assert Arm(0, model, 2).cell(llm, 1, 0.0).title == "model =2"
+
+
+def test_engines_keep_the_latest() -> None:
+    loaded: list[Any] = []
+    engines = Engines(lambda words: loaded.append(words) or words)  # type: ignore[func-returns-value, return-value]
+    first, second = groups(["a", "portfolio"], ["b", "a", "b"])
+    assert (first.scored, second.words) == (("a",), ("b",))
+    for group in (first, first, second, first):
+        engines.of(group)
+    assert loaded == [("a", "portfolio"), ("b",), ("a", "portfolio")]
+
+
+def test_ladders() -> None:
+    assert (ladder(1), ladder(8), ladder(6)) == ([1], [1, 2, 4, 8], [1, 2, 4, 6])
+
+
+def test_the_target_itself_must_load(tmp_path: Path) -> None:
+    def load(words: Any) -> LLM:
+        raise InvalidRequest("no")
+
+    with pytest.raises(InvalidRequest, match="no"):
+        tune(Study([Group(("ngram",))], Engines(load), asking()), Wanted(), FACTS)
+
+
+def test_a_drafter_that_goes_out_is_left_out(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = study(model, "suffix", asking=asking(4, drafts=(2,), batches=(1,)))
+    made.groups = [made.groups[0], Group(("ngram",))]
+
+    def fail(self: Any, key: int, committed: Any, number: int, *, longer_than: int = 0) -> Any:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("paceline.drafters.ngram.NgramDrafter.continuation", fail)
+    found = tune(made, Wanted(best=1, advises=True), FACTS)
+    assert "ngram is out: it raised RuntimeError: broken" in found["failed"]["ngram"]
+    assert [pair["drafter"] for pair in found["pairs"]] == ["suffix"]
+    assert {cell["way"] for cell in found["cells"]} == {"plain", "default", "suffix k=2"}
