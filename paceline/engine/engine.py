@@ -71,6 +71,8 @@ class Engine:
         self.stats = EngineStats(synthetic_acceptance=config.synthetic_acceptance)
         self.dead: str | None = None
         self.max_draft = config.max_draft  # tokens of the longest draft
+        self.drafter_timeout = config.drafter_timeout  # seconds
+        self.is_hot = rounds is None  # drafters may be added and removed while it runs
         self._lanes = lanes
         self._cache = cache
         self._clock = clock
@@ -145,6 +147,43 @@ class Engine:
     @property
     def default_drafter(self) -> str | None:
         return self._admission.default_drafter
+
+    @default_drafter.setter
+    def default_drafter(self, name: str | None) -> None:
+        """Choose the drafter of later requests that name none; None: they decode plainly."""
+        assert name is None or name in self._admission.drafters, f"{name} is not loaded"
+        self._admission.default_drafter = name
+
+    def add_drafter(self, name: str, guard: Guard) -> None:
+        """Take in a drafter between two steps; requests may name it from now on."""
+        assert self.is_hot, "a device has recorded its drafters"
+        assert name not in self.drafters, f"{name} is loaded already"
+        self.drafters[name] = guard
+        self._host_drafters.join(name, guard)
+        self._admission.drafters = {*self._admission.drafters, name}  # a new set: other threads read it
+
+    def remove_drafter(self, name: str) -> None:
+        """Let a drafter go between two steps. Its sequences go on with the default drafter if that one reads no hidden
+        states, which are gone; otherwise plainly."""
+        assert self.is_hot, "a device has recorded its drafters"
+        assert name != self.default_drafter, f"{name} is the default"
+        default = self.default_drafter
+        successor = default if default is not None and not self.drafters[default].taps else None
+        for sequence in self._sequences():
+            if name in sequence.drafters:
+                self._take_from(sequence, name, successor)
+        self._admission.drafters = {*self._admission.drafters} - {name}
+        self._host_drafters.leave(name)
+        self._governor.forget(name)
+        self.drafters.pop(name).close()
+
+    def _take_from(self, sequence: Sequence, name: str, successor: str | None) -> None:
+        """Replace a drafter of a sequence; one that runs starts with the tokens that it has."""
+        if sequence.lane >= 0:
+            self._stepper.stop(sequence)
+        sequence.lose(name, successor=successor)
+        if sequence.lane >= 0:
+            self._stepper.start(sequence)
 
     def snapshot(self) -> Snapshot:
         """Copy the engine's state, for other threads to read."""
@@ -314,7 +353,9 @@ class Engine:
     ) -> Stepper:
         inside = () if rounds is None else rounds.drafters
         guards = {name: guard for name, guard in self.drafters.items() if name not in inside}
-        drafters = HostDrafters(guards, lanes=self._lanes, governor=governor, taps=forward.taps, waits=rounds is None)
+        self._host_drafters = drafters = HostDrafters(
+            guards, lanes=self._lanes, governor=governor, taps=forward.taps, waits=rounds is None
+        )
         if rounds is None:
             if config.synthetic_acceptance:
                 raise InvalidRequest("synthetic_acceptance needs a device that runs rounds by itself: leave it at 0")

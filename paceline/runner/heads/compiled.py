@@ -41,8 +41,10 @@ class CompiledHead:
         max_context: int,
         threads: int | None = None,
         pack: Pack | None = None,
+        prefetch: bool = True,
     ) -> None:
-        """`pack` has the head's weights, and `head` may then be without data; None: it is packed here."""
+        """`pack` has the head's weights, and `head` may then be without data; None: it is packed here. `prefetch`
+        False: the target may be running, so that it learns of this head only when the head drafts."""
         config = head.config
         check_supported(config.layer)
         self.threads = threads or target.threads
@@ -58,7 +60,9 @@ class CompiledHead:
         self._program = Program(self._library, shape, pack=pack, kv=self.kv, threads=self.threads)
         _assemble(head, pack, self._program, target, positions=shape.positions)
         self._program.finish()
-        self._program.prefetch(target.program, self.ids)
+        self._link = object()  # stands for this head where the target says whose first passes it starts
+        if prefetch:
+            self._link_to_target()
         self._logits = torch.empty((0, len(self.ids)))
         self._views: dict[int, Output] = {}
         self._trees = TreeProgram(self._program, self.ids, OF_HEAD)
@@ -82,7 +86,14 @@ class CompiledHead:
         return pick(self._library, self.threads, logits, inverse_temperatures, keys, ids=self.ids)
 
     def draft(self, batch: Batch, features: Tensor | None, wanted: Sequence[TreeRequest], *, width: int) -> list[Tree]:
+        if self._target.prefetching is not self._link:  # of several heads, the one that drafted last is prefetched
+            self._link_to_target()
         return self._trees.draft(batch, features, wanted, width=width)
+
+    def _link_to_target(self) -> None:
+        """Let the target start the first passes of this head's drafts. The target must not be running."""
+        self._program.prefetch(self._target.program, self.ids)
+        self._target.prefetching = self._link
 
     def _output(self, outs: int) -> Output:
         """Return memory for `outs` rows with logits. All sizes share the logits."""
