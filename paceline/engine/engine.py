@@ -32,6 +32,7 @@ from paceline.engine.probe import Probes
 from paceline.engine.reading import ReadingPace
 from paceline.engine.scheduler import Scheduler, StepPlan
 from paceline.engine.sequence import Sequence
+from paceline.engine.shadow import Shadow
 from paceline.engine.stats import EngineStats, Snapshot
 from paceline.engine.stepper import Landing, Stepper
 from paceline.engine.truth import NOT_MEASURED
@@ -102,6 +103,7 @@ class Engine:
         self._accounting = Accounting(self.stats, governor, clock)
         self.probes = Probes(forward, lanes, cache, self._admission, max_step_tokens=config.max_step_tokens)
         self._meter = PassMeter(self.probes, governor.cost, clock) if governor.weighs_rows else None
+        self.shadow = Shadow(self.probes, self.drafters, governor, clock)
         self._events: list[TokenEvent] = []  # not yet handed out
         self._open: dict[str, int] = {}  # request id → sequences that have not ended
 
@@ -115,6 +117,7 @@ class Engine:
             raise InvalidRequest(f"request id {request.id!r} is in use: choose another, or wait for its end")
         if not validated:
             self.validate(request)
+        self.shadow.leave()
         self._scheduler.waiting.extend(self._admission.sequences(request, now=self._clock()))
         self._open[request.id] = request.sampling.n
 
@@ -167,6 +170,7 @@ class Engine:
         states, which are gone; otherwise plainly."""
         assert self.is_hot, "a device has recorded its drafters"
         assert name != self.default_drafter, f"{name} is the default"
+        self.shadow.leave()
         default = self.default_drafter
         successor = default if default is not None and not self.drafters[default].taps else None
         for sequence in self._sequences():
@@ -208,6 +212,7 @@ class Engine:
 
     def check(self) -> None:
         """Raise AssertionError if the KV cache is inconsistent, or holds pages of no sequence while idle."""
+        self.shadow.leave()
         self._cache.check()
         holders = self._scheduler.running or self._scheduler.leaving
         assert holders or not self._cache.pool.held, f"{self._cache.pool.held} pages are held by no sequence"
@@ -217,7 +222,8 @@ class Engine:
         do."""
         if self.dead is not None or self.has_work:
             return False
-        return self._stepper.improve() or (self._meter is not None and self._meter.improve())
+        meter = self._meter
+        return self._stepper.improve() or (meter is not None and meter.improve()) or self.shadow.improve()
 
     def step(self) -> list[TokenEvent]:
         try:
@@ -318,6 +324,8 @@ class Engine:
         """Free everything the sequence holds, and return its last event: `event` if a step made one, else a new one."""
         if sequence.lane >= 0:
             self._stepper.stop(sequence)
+        if finish in (Finish.STOP, Finish.LENGTH):
+            self.shadow.keep(sequence)
         self._scheduler.leave(sequence)
         self._open[sequence.request.id] -= 1
         if not self._open[sequence.request.id]:

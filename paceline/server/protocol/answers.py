@@ -72,6 +72,7 @@ class SpeculationStats(BaseModel):
 
     enabled: bool
     drafter: str | None
+    arm: str | None = Field(description="canary or control; null: the request was in no canary")
     rule: str
     lossless: bool = Field(description="false: the text may not be the one that the target alone would have written")
     threshold: float | None = Field(description="how likely a token had to be; null where the rule takes no threshold")
