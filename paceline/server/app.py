@@ -72,7 +72,7 @@ def create_app(bridge: Bridge, settings: Settings, *, tracer: Tracer | None = No
     install_problems(app)
     for part in PARTS:
         app.include_router(part.router)
-    install_metrics(app, bridge)
+    install_metrics(app, bridge).canary = app.state.canary
     install_playground(app)
     install_guards(app, app.state.live, tracer=tracer)
     app.add_middleware(Aliases)

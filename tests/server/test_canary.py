@@ -8,6 +8,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from paceline.drafters.base import Ask, Drafter
 from paceline.drafters.recipe import DrafterKind, Recipe
 from paceline.llm import LLM
 from paceline.server.canary.conductor import Canary
+from paceline.server.canary.options import CanaryOptions
 from paceline.server.canary.store import FILE, LOCK, Store
 from paceline.server.canary.trial import Phase
-from tests.server.api import Api, serving, tiny_llm
+from paceline.server.served_drafters import ServedDrafters
+from tests.server.api import Api, serving
 
 KEY = "sk-admin"
 ADMIN = {"authorization": f"Bearer {KEY}"}
@@ -97,9 +100,6 @@ class Admin:
         return [self.api.complete(**fields)["speculation"]["arm"] for _ in range(count)]
 
 
-from contextlib import contextmanager  # noqa: E402
-
-
 @contextmanager
 def admin(llm: LLM, folder: Path, **settings: Any) -> Iterator[Admin]:
     default = llm.engine.default_drafter
@@ -126,7 +126,10 @@ def test_a_drafter_is_loaded_used_and_unloaded(served: Admin) -> None:
     served.good("POST", "/default", {"drafter": "ngram"})
     told = served.good("DELETE", "/short")
     assert "short" not in [each["name"] for each in told["drafters"]]
-    assert "unknown drafter" in served.api.refused("/v1/completions", {"prompt": "a", "speculation": {"drafter": "short"}})["message"]
+    assert (
+        "unknown drafter"
+        in served.api.refused("/v1/completions", {"prompt": "a", "speculation": {"drafter": "short"}})["message"]
+    )
 
 
 def test_texts_are_the_same_in_every_arm_and_arms_stick(served: Admin) -> None:
@@ -278,7 +281,6 @@ def test_servers_that_share_a_folder_share_one_canary(llm: LLM, tmp_path: Path) 
 @contextmanager
 def serving_beside(here: Admin, folder: Path) -> Iterator[Canary]:
     """Another server's view of the same folder; the engine and its drafters are shared."""
-    from paceline.server.served_drafters import ServedDrafters
 
     class Following(ServedDrafters):
         async def follow(self, state: Any) -> None:
@@ -330,7 +332,11 @@ def test_what_does_not_fit_a_canary_that_runs_is_refused(served: Admin) -> None:
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [("{", "is damaged"), ('{"version": 1}', "is damaged"), ('{"version": 99}', "has version 99, and this Paceline reads 1")],
+    [
+        ("{", "is damaged"),
+        ('{"version": 1}', "is damaged"),
+        ('{"version": 99}', "has version 99, and this Paceline reads 1"),
+    ],
 )
 def test_a_state_file_that_cannot_be_used_is_left_as_it_is(
     served: Admin, log: io.StringIO, text: str, problem: str
@@ -351,13 +357,13 @@ def test_a_state_file_that_cannot_be_used_is_left_as_it_is(
 def test_a_folder_that_cannot_be_written_is_named(llm: LLM, tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file in its place")
     with admin(llm, tmp_path) as served:
-        assert "choose another one with state_dir" in served.refused("POST", "/canary", {"drafter": "odd:x"}, status=507)
+        assert "choose another one with state_dir" in served.refused(
+            "POST", "/canary", {"drafter": "odd:x"}, status=507
+        )
         assert "odd" not in served.api.bridge.stats().drafters
 
 
 def test_the_canary_of_the_settings_starts_once(llm: LLM, tmp_path: Path, log: io.StringIO) -> None:
-    from paceline.server.canary.options import CanaryOptions
-
     asked = CanaryOptions("odd:silent", share=0.3)
     for outcome in ("started", "decided before"):
         with admin(llm, tmp_path) as served:

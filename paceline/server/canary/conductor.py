@@ -131,7 +131,7 @@ class Canary:
         async with self._drafters.changing:
             trial, taken = self.trial, self._evidence.take()
             shadow = self._shadow_sums()
-            if trial is None or not (taken or shadow or self._fault):
+            if trial is None or not (taken or shadow is not None or self._fault):
                 if self._drafters.store.stamp() != self._stamp:
                     await self._follow(await asyncio.to_thread(self._drafters.store.read))
                 return
