@@ -169,6 +169,10 @@ class Bridge:
         """Abort everything that runs or waits. Readers get their last events."""
         self._abandon([*self._streams])
 
+    def wake(self) -> None:
+        """Let an idle engine look again for work to do in idle moments."""
+        self._order(lambda engine: None)
+
     def show(self, snapshot: Snapshot) -> None:
         """Take a snapshot that was made on the engine's thread without a step."""
         self._snapshot = snapshot

@@ -188,6 +188,8 @@ class Canary:
         shadowed = () if trial is None or trial.phase is not Phase.SHADOW else (trial.drafter, trial.control)
         engine.shadow.watch([name for name in shadowed if name != NONE], texts=SHADOW_TEXTS)
         self.trial = trial
+        if shadowed:
+            self._bridge.wake()
 
     # For routes and for the start.
 

@@ -82,7 +82,8 @@ class Evidence:
             self.count({f"faster.{i}": math.log1p(faster), f"slower.{i}": math.log1p(slower)})
 
     def count(self, more: Totals) -> None:
-        self.totals = plus(self.totals, more)
+        for name, value in more.items():
+            self.totals[name] = self.totals.get(name, 0.0) + value
 
     def take(self) -> dict[str, float]:
         """Take the sums away, to add them to those of all servers."""
