@@ -42,7 +42,7 @@ from paceline.server.settings import Settings
 from paceline.types import SamplingParams, Speculation
 
 KINDS = {"better": "suffix", "equal": "trial:equal", "slower": "trial:slower", "raises": "trial:raises"}
-SLOWER = 0.25  # seconds that each draft of the slower drafter takes more, in steps: 1 / 1.25 is 20 % slower
+SLOWER = 0.25  # time that a draft of the slower drafter takes, in steps: 1 / 1.25 is 20 % slower
 SIMULATED = ((1.0, 4000), (1.02, 4000), (0.98, 4000), (0.8, 1000), (1.2, 2000))  # speed, and requests at most
 SPREAD, DRIFT = 0.25, 0.02  # deviation of a request's log speed, and of the machine's from request to request
 
@@ -54,16 +54,19 @@ class Trialled(NgramDrafter):
 
     def __init__(self, how: str, step_seconds: float) -> None:
         super().__init__(min_ngram=2, max_ngram=3)
-        self._how, self._wait, self._calls = how, SLOWER * step_seconds, 0
+        self._how, self._longest, self._calls = how, 2 * step_seconds, 0
+        self._ended = 0.0  # time at which the latest draft was made
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         self._calls += 1
         if self._how == "raises" and self._calls > 2:
             raise RuntimeError("a trial of a drafter that raises")
-        until = time.perf_counter() + (self._wait if self._how == "slower" else 0.0)
+        began = time.perf_counter()
+        step = min(began - self._ended, self._longest)  # longer: the time between two requests
         drafts = super().propose(asks)
-        while time.perf_counter() < until:
+        while self._how == "slower" and time.perf_counter() < began + SLOWER * step:
             pass
+        self._ended = time.perf_counter()
         return drafts
 
 
