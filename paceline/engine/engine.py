@@ -103,7 +103,7 @@ class Engine:
         self._accounting = Accounting(self.stats, governor, clock)
         self.probes = Probes(forward, lanes, cache, self._admission, max_step_tokens=config.max_step_tokens)
         self._meter = PassMeter(self.probes, governor.cost, clock) if governor.weighs_rows else None
-        self.shadow = Shadow(self.probes, self.drafters, governor, clock)
+        self.shadow = Shadow(self.probes, self.drafters, governor, clock, max_draft=config.max_draft)
         self._events: list[TokenEvent] = []  # not yet handed out
         self._open: dict[str, int] = {}  # request id → sequences that have not ended
 

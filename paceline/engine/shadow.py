@@ -60,8 +60,15 @@ class _Text:
 
 class Shadow:
     def __init__(
-        self, probes: Probes, guards: Mapping[str, Guard], governor: Governor, clock: Callable[[], float]
+        self,
+        probes: Probes,
+        guards: Mapping[str, Guard],
+        governor: Governor,
+        clock: Callable[[], float],
+        *,
+        max_draft: int,
     ) -> None:
+        self._max_draft = max_draft
         self.scores: Mapping[str, Score] = {}  # by drafter; replaced as a whole, for other threads to read
         self._probes, self._guards, self._governor, self._clock = probes, guards, governor, clock
         self._ended: deque[_Text] = deque(maxlen=MAX_TEXTS)
@@ -144,7 +151,7 @@ class Shadow:
             key=replay.key,
             lane=replay.lane,
             tokens=self._probes.lanes.view(replay.lane, replay.position),
-            max_draft=max(1, min(guard.max_draft, left - 1)),
+            max_draft=max(1, min(guard.max_draft, self._max_draft, left - 1)),
             sampler=replay.sampler,
             price=governor.price(name),
             row_price=governor.row_price,

@@ -20,6 +20,7 @@ from paceline.draft import Draft
 from paceline.drafters import registry
 from paceline.drafters.base import Ask, Drafter
 from paceline.drafters.recipe import DrafterKind, Recipe
+from paceline.errors import NotReady, StorageError
 from paceline.llm import LLM
 from paceline.server.canary.conductor import Canary
 from paceline.server.canary.options import CanaryOptions
@@ -412,3 +413,77 @@ def test_a_canary_stands_in_metrics_and_state(served: Admin) -> None:
     metrics = served.api.get("/metrics").text
     assert 'paceline:canary_requests_total{arm="canary",model_name="tiny"}' in metrics
     assert 'paceline:canary_phase{model_name="tiny",phase="running"} 1.0' in metrics
+
+
+def test_drafters_come_and_go_while_requests_run(served: Admin) -> None:
+    plain = served.api.complete(max_tokens=60, speculation={"enabled": False})["choices"][0]["text"]
+
+    async def traffic() -> list[str]:
+        texts = []
+        for number in range(6):
+            name = ("ngram", "short", None)[number % 3]
+            body = {
+                "prompt": "abcabcabc",
+                "max_tokens": 60,
+                "seed": 1,
+                "speculation": {"drafter": name} if name else {},
+            }
+            answer = await served.api.http.post("/v1/completions", json=body)
+            texts.append(answer.json()["choices"][0]["text"] if answer.status_code == 200 else str(answer.status_code))
+        return texts
+
+    async def changes() -> None:
+        for _ in range(5):
+            for method, path, body in (("POST", "", {"drafter": "ngram", "name": "short"}), ("DELETE", "/short", None)):
+                url = f"/admin/drafters{path}"
+                answer = await served.api.http.request(method, url, json=body, headers=ADMIN)
+                assert answer.status_code == 200, answer.text
+
+    async def both() -> list[list[str]]:
+        *texts, _ = await asyncio.gather(traffic(), traffic(), traffic(), changes())
+        return texts
+
+    seen = {text for texts in served.api.run(both()) for text in texts}
+    assert seen <= {plain, "400"}  # 400: it named a drafter that was not there when it came
+    assert plain in seen
+
+
+def test_an_order_to_an_engine_that_is_gone_says_so(llm: LLM, tmp_path: Path) -> None:
+    with admin(llm, tmp_path) as served:
+        bridge = served.api.bridge
+        assert served.api.run(bridge.on_engine(lambda engine: engine.max_draft)) == llm.engine.max_draft
+        with pytest.raises(ZeroDivisionError):
+            served.api.run(bridge.on_engine(lambda engine: 1 / 0))
+        assert bridge.state == "ready"
+    with pytest.raises(NotReady, match="the server is draining"):
+        asyncio.run(bridge.on_engine(lambda engine: None))
+
+
+def test_a_canary_goes_on_where_its_state_cannot_be_written(served: Admin, log: io.StringIO) -> None:
+    served.begin()
+    served.arms(4)
+    path = served.folder / FILE
+    text = path.read_text()
+    path.write_text("{")
+    with pytest.raises(StorageError):
+        served.sync()
+    counted = served.canary.described()
+    assert counted is not None
+    assert sum(arm["requests"] for arm in counted["arms"].values()) == 4  # type: ignore[attr-defined]
+    path.write_text(text)
+    served.sync()
+    assert served.canary.trial is not None
+    assert served.canary.trial.totals[f"{CONTROL}.requests"] + served.canary.trial.totals[f"{CANARY}.requests"] == 4
+
+
+def test_a_server_that_cannot_load_what_another_has_loaded_goes_on_without(served: Admin, log: io.StringIO) -> None:
+    store = served.api.app.state.drafters.store
+    store.change(lambda state: state.drafters.update(mine="odd:broken", short="ngram"))
+    for _ in range(2):
+        served.sync()
+        store.change(lambda state: None)
+    assert log.getvalue().count("state not followed") == 1
+    assert "short" in served.api.bridge.stats().drafters
+    store.change(lambda state: state.drafters.clear())
+    served.sync()
+    assert "short" not in served.api.bridge.stats().drafters
