@@ -36,7 +36,7 @@ def test_no_text_changes_and_one_that_raises_is_out(llm: LLM, kind: str) -> None
     assert (row["changed"], row["lost"]) == (0, 0)
     if kind == "raises":
         assert row["canary"]["phase"] == "rolled back"
-        assert row["requests"] <= 10
+        assert row["canary"]["arms"]["canary"]["requests"] <= 10
         assert "raised RuntimeError" in row["canary"]["reason"]
     else:
         assert row["canary"]["phase"] in ("running", "promoted", "rolled back")  # the machine's clock decides
