@@ -83,7 +83,8 @@ class ServedDrafters:
             raise UnknownOption("drafter", name, [*self._bridge.stats().drafters, NONE], param="drafter")
 
         def choose(engine: Any) -> None:
-            if name != NONE and engine.drafters[name].needs_prediction:
+            guard = engine.drafters.get(name)  # None: nobody, or a drafter that only a device has
+            if guard is not None and guard.needs_prediction:
                 raise InvalidRequest(f"the drafter {name} needs predictions, and is no default", param="drafter")
             engine.default_drafter = None if name == NONE else name
 

@@ -178,18 +178,25 @@ class Canary:
 
     def _adopt(self, trial: Trial | None) -> None:
         """Take a canary over, as the state has it. Sums of this server stay if it is the same one."""
+        engine = self._bridge.llm.engine
         if trial is None or self.trial is None or trial.id != self.trial.id:
+            self._watch(self.trial, False)
+            self._watch(trial, True)
             asked = CanaryOptions(NONE) if trial is None else trial.options
             self._evidence = Evidence(promote_at=asked.promote_at, rollback_at=asked.rollback_at)
             self._fault = None
-        engine = self._bridge.llm.engine
-        if trial is not None and trial.drafter in engine.drafters:
-            engine.drafters[trial.drafter].memory = resident_bytes
         shadowed = () if trial is None or trial.phase is not Phase.SHADOW else (trial.drafter, trial.control)
         engine.shadow.watch([name for name in shadowed if name != NONE], texts=SHADOW_TEXTS)
         self.trial = trial
         if shadowed:
             self._bridge.wake()
+
+    def _watch(self, trial: Trial | None, on: bool) -> None:
+        """Watch the memory of a canary's drafter, and what it does wrong from now on; or no longer."""
+        guard = None if trial is None else self._bridge.llm.engine.drafters.get(trial.drafter)
+        if guard is not None:
+            guard.memory = resident_bytes if on else None
+            guard.grown, guard.fault = 0, None
 
     # For routes and for the start.
 
@@ -198,7 +205,8 @@ class Canary:
         async with self._drafters.changing:
             self._refuse_second(self.trial)
             name, loaded = await self._find(options.drafter)
-            phase = Phase.RUNNING if name == NONE else Phase.SHADOW
+            plain = name == NONE or not self._bridge.llm.engine.is_hot  # a device has no shadow
+            phase = Phase.RUNNING if plain else Phase.SHADOW
             trial = Trial(options, name, self._drafters.default, loaded, phase=phase, started=self._clock())
 
             def edit(state: State) -> None:
