@@ -96,6 +96,7 @@ def test_the_cost_of_a_draft_is_divided_by_those_that_asked_or_by_all() -> None:
     for speed, drafted, sharers in ((canary, DRAFT, 1), (first, 2 * DRAFT, 2), (second, 2 * DRAFT, 2)):
         steps = (speed.most - speed.least) / (drafted / sharers - drafted / 4)
         assert steps == pytest.approx(round(steps), abs=1e-6)
+        assert round(steps) > 0
         assert speed.batch == 2
     assert canary.most - canary.least > first.most - first.least - 1e-9
 

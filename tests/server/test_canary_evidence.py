@@ -197,3 +197,16 @@ def test_the_folder_belongs_to_the_model(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert state_folder("/srv/state", "m") == Path("/srv/state")
     monkeypatch.delenv("XDG_STATE_HOME")
     assert state_folder(None, "m") == Path.home() / ".local" / "state" / "paceline" / "m"
+
+
+def test_a_canary_is_promoted_after_enough_pairs_and_rolled_back_before() -> None:
+    found = evidence(promote_at=1.02, rollback_at=0.98)
+    for speed in (1.5, 0.6):
+        found.take()
+        for _ in range(40):
+            found.add(CONTROL, "", a_speed(1.0))
+            found.add(CANARY, "", a_speed(speed))
+        few, many = (Trial(CanaryOptions("x", min_requests=n), "x", "y", totals=found.totals) for n in (40, 41))
+        verdicts = [None if (said := trial.verdict()) is None else said[0] for trial in (few, many)]
+        assert verdicts == ([Phase.PROMOTED, None] if speed > 1 else [Phase.ROLLED_BACK] * 2)
+    assert Trial(CanaryOptions("x"), "x", "y").verdict() is None
