@@ -23,7 +23,10 @@ from paceline.engine.scheduler import Work
 def charge_arms(works: Seq[Work], seconds: float, drafting: Mapping[str, float], *, row_seconds: float) -> None:
     """Charge a step to its sequences that are in an arm. `drafting`: seconds of each drafter's call, part of
     `seconds`. `row_seconds`: of one more row of a pass."""
-    if not any(work.sequence.request.arm is not None for work in works):
+    for work in works:  # a loop: every step comes here, and a generator would be a call for each sequence
+        if work.sequence.request.arm is not None:
+            break
+    else:
         return
     count, rows = len(works), sum(work.rows for work in works)
     rest = max(seconds - sum(drafting.values()), 0.0)
