@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-from paceline.engine.arm_times import charge_arms
+from paceline.engine.arm_times import charge_arms, has_arms
 from paceline.engine.governor import Governor
 from paceline.engine.scheduler import Work
 from paceline.engine.stats import EngineStats
@@ -79,7 +79,8 @@ class Accounting:
         self._stats.count_landing(times, waited=landing.waited, lap=self._mark - before, inside=landing.inside)
         self._stats.wasted += landing.wasted
         if landing.decodes:
-            self._charge_arms(landing)
+            if has_arms(landing.works):
+                self._charge_arms(landing)
             self._governor.cost.observe(
                 sequences=self._sequences,
                 rows=self._rows,

@@ -20,14 +20,17 @@ from paceline.arms import ArmSpeed
 from paceline.engine.scheduler import Work
 
 
+def has_arms(works: Seq[Work]) -> bool:
+    """Tell whether a sequence is in an arm. A loop: a generator would be a call for each sequence of every step."""
+    for work in works:  # noqa: SIM110
+        if work.sequence.request.arm is not None:
+            return True
+    return False
+
+
 def charge_arms(works: Seq[Work], seconds: float, drafting: Mapping[str, float], *, row_seconds: float) -> None:
     """Charge a step to its sequences that are in an arm. `drafting`: seconds of each drafter's call, part of
     `seconds`. `row_seconds`: of one more row of a pass."""
-    for work in works:  # a loop: every step comes here, and a generator would be a call for each sequence
-        if work.sequence.request.arm is not None:
-            break
-    else:
-        return
     count, rows = len(works), sum(work.rows for work in works)
     rest = max(seconds - sum(drafting.values()), 0.0)
     row = min(row_seconds, rest / rows)
