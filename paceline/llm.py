@@ -238,9 +238,12 @@ class LLM:
         format or tools."""
         if speculation.threshold is not WorkKind.AUTO:
             return speculation
+        return replace(speculation, threshold=self.kind_of(prompts, structured=structured))
+
+    def kind_of(self, prompts: Sequence[tuple[int, ...]], *, structured: bool) -> WorkKind:
+        """Detect the kind of work of these prompts."""
         ends = [(*prompt[:KIND_TOKENS], *prompt[KIND_TOKENS:][-KIND_TOKENS:]) for prompt in prompts]
-        text = "\n".join(map(self.tokenizer.decode, ends))
-        return replace(speculation, threshold=detect_kind(text, structured=structured))
+        return detect_kind("\n".join(map(self.tokenizer.decode, ends)), structured=structured)
 
     def _predictions(self, given: Prompt | Sequence[Prompt | None] | None, count: int) -> list[tuple[int, ...]]:
         """Encode the prediction for each prompt. Its text continues the prompt, so it gets no BOS token."""

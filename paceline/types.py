@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, Self
 
+from paceline.arms import Arm, ArmSpeed
 from paceline.checks import (
     check_flag,
     check_integer,
@@ -278,6 +279,7 @@ class Request:
     prediction: tuple[int, ...] = ()  # a guess of the answer: drafts come from it, the text does not
     pooling: str | None = None  # one of POOLINGS: the last event has the embedding of the prompt; None: it has none
     scores_from: int = 0  # first prompt token that `prompt_logprobs` score; those before it may come from the cache
+    arm: Arm | None = None  # arm of a canary; None: the request is in none
 
     def __post_init__(self) -> None:
         for what, tokens in (("prompt", self.prompt), ("prediction", self.prediction)):
@@ -354,6 +356,8 @@ class SequenceStats:
     time_verify: float = 0.0
     speedup: Speedup | None = None  # measured for its drafter and batch size when it ended
     unmeasured: str | None = None  # why there is no speed-up
+    arm: Arm | None = None  # arm of a canary that the request was in
+    arm_speed: ArmSpeed | None = None  # speed at the batch size of most of its tokens; None: no arm, or too short
 
     @property
     def off_reason(self) -> str | None:

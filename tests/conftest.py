@@ -15,6 +15,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches for the network
 # Not the user's cache; the same for all runs, because compiling the kernels takes long.
 os.environ["PACELINE_CACHE"] = f"{tempfile.gettempdir()}/paceline-tests-{os.getuid()}"
 os.environ["PACELINE_CACHE_SIZE"] = "1G"
+os.environ["XDG_STATE_HOME"] = f"{tempfile.gettempdir()}/paceline-tests-{os.getuid()}/state-{os.getpid()}"  # nor state
 
 import pytest
 import torch

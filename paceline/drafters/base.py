@@ -111,6 +111,10 @@ class Drafter(ABC):
         """Forget a sequence: it ended, or it was preempted."""
         return
 
+    def close(self) -> None:
+        """Let go of memory, threads and files. Called once, when the drafter is unloaded: no other call follows."""
+        return
+
 
 class FeatureDrafter(Drafter):
     """A drafter that reads the target's hidden states at its `taps`.

@@ -47,6 +47,9 @@ class Guard:
         self.name = drafter.name
         self.max_draft = drafter.max_draft
         self.out: str | None = None  # why this drafter is no longer asked
+        self.fault: str | None = None  # what it did wrong when it last failed; None: it never failed
+        self.memory: Callable[[], int] | None = None  # bytes of this process; None: nobody watches the memory
+        self.grown = 0  # bytes by which the process grew within calls of this drafter, while its memory is watched
         self._drafter = drafter
         self._vocab_size = vocab_size
         self._failures = 0
@@ -144,6 +147,15 @@ class Guard:
     def stop(self, key: int) -> None:
         self._post(self._drafter.stop, key)
 
+    def close(self) -> None:
+        """Let the drafter go, also one that is out of use, and end its thread. No other call follows."""
+        if self._thread is None:
+            self._guarded(self._drafter.close)
+        else:
+            self._thread.begin(self._drafter.close)
+            self._thread.end()
+        self.out = f"drafter {self.name} was unloaded"
+
     def _problem(self, asks: Sequence[Ask], drafts: Any) -> str | None:
         if not isinstance(drafts, (list, tuple)) or len(drafts) != len(asks):
             return "something other than one draft for each ask"
@@ -190,6 +202,7 @@ class Guard:
         return result
 
     def _guarded(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        before = 0 if self.memory is None else self.memory()
         try:
             return call(*arguments)
         except _Hangs as error:
@@ -197,6 +210,9 @@ class Guard:
         except Exception as error:  # a drafter is foreign code: whatever it raises must not reach the engine
             logger.warning("drafter %s raised", self.name, exc_info=error)
             self._fail(f"raised {type(error).__name__}: {error}")
+        finally:
+            if self.memory is not None:
+                self.grown += self.memory() - before
         return None
 
     def _fail_for_good(self, what: str) -> None:
@@ -205,6 +221,7 @@ class Guard:
 
     def _fail(self, what: str) -> None:
         self._failures += 1
+        self.fault = what
         logger.warning("drafter %s %s", self.name, what)
         if self._failures >= FAILURES:
             self.out = f"drafter {self.name} is out: it {what}"
@@ -220,7 +237,7 @@ class _Thread:
     def __init__(self, timeout: float) -> None:
         self.hung = f"did not answer within {timeout:g} s"
         self._timeout = timeout
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._since: float | None = None  # time at which the running call began
         threading.Thread(target=self._serve, name="drafter", daemon=True).start()
 
@@ -235,6 +252,10 @@ class _Thread:
         self._calls.put((call, future))
         return future
 
+    def end(self) -> None:
+        """End the thread after the calls that it has."""
+        self._calls.put(None)
+
     def run(self, call: Callable[[], Any]) -> Any:
         future = self.begin(call)
         try:
@@ -245,8 +266,8 @@ class _Thread:
             raise _Hangs(self.hung) from None
 
     def _serve(self) -> None:
-        while True:
-            call, future = self._calls.get()
+        while (given := self._calls.get()) is not None:
+            call, future = given
             self._since = time.monotonic()
             try:
                 result = call()

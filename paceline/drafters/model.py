@@ -124,6 +124,9 @@ class ModelDrafter(Drafter):
     def stop(self, key: int) -> None:
         del self._states[key]
 
+    def close(self) -> None:
+        self._trees = None  # it refers to this object, and so would keep the model until garbage is collected
+
     def _catch_up(self, asks: Sequence[Ask]) -> list[tuple[Ask, Share]]:
         """Read a chunk for sequences that miss more tokens than it holds. Return the others that miss some, with the
         rows that the first pass of their draft reads; they count as read from now on."""

@@ -34,6 +34,7 @@ class BuildContext:
     target: Forward
     corpus: Sequence[str] = ()  # text files that a drafter may learn from
     drafters: Mapping[str, Guard] = field(default_factory=dict)  # those built before, the cheapest first
+    hot: bool = False  # True: the target may be running while the drafter is built
 
 
 OnDevice = Callable[[Drafter | None, Forward], DeviceDrafter]

@@ -6,8 +6,11 @@ marks belongs to one part of `EngineStats`, so that no time is counted twice.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 
+from paceline.engine.arm_times import charge_arms, has_arms
 from paceline.engine.governor import Governor
 from paceline.engine.scheduler import Work
 from paceline.engine.stats import EngineStats
@@ -76,6 +79,8 @@ class Accounting:
         self._stats.count_landing(times, waited=landing.waited, lap=self._mark - before, inside=landing.inside)
         self._stats.wasted += landing.wasted
         if landing.decodes:
+            if has_arms(landing.works):
+                self._charge_arms(landing)
             self._governor.cost.observe(
                 sequences=self._sequences,
                 rows=self._rows,
@@ -84,6 +89,12 @@ class Accounting:
                 step_seconds=times.step or self._mark - self._began,
                 draft_seconds=times.draft,
             )
+
+    def _charge_arms(self, landing: Landing) -> None:
+        """Charge the step to the arms of a canary. On a device, sequences that drafted share its time of drafting."""
+        seconds, times = landing.times.step or self._mark - self._began, landing.times
+        drafting = landing.drafting or ({} if landing.inside else _drafted_together(landing.works, times.draft))
+        charge_arms(landing.works, seconds, drafting, row_seconds=self._governor.cost.row_seconds)
 
     def count_tokens(self, work: Work, kept: int) -> None:
         """Count the drafted, accepted and `kept` tokens of a work, and report the acceptance to the governor.
@@ -107,3 +118,9 @@ class Accounting:
         if work.predicted:
             counters.prediction_accepted += accepted
             counters.prediction_rejected += drafted - accepted
+
+
+def _drafted_together(works: Seq[Work], seconds: float) -> dict[str, float]:
+    """Divide the seconds that a device drafted among the drafters of a step, by their sequences."""
+    names = Counter(work.drafter for work in works if work.drafter is not None and work.max_draft)
+    return {name: seconds * count / names.total() for name, count in names.items()}

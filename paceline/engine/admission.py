@@ -79,7 +79,8 @@ class Admission:
         """Return the drafters of a request in order of preference: its prediction comes before any other drafter."""
         if not request.speculation.enabled:
             return ()
-        other = request.speculation.drafter or self.default_drafter
+        named = request.speculation.drafter  # it was there when the request was checked, and may be unloaded by now
+        other = named if named in self.drafters else self.default_drafter
         first = self.predictors if request.prediction else ()
         return (*first, *([other] if other is not None and other not in self.predictors else []))
 
@@ -87,6 +88,8 @@ class Admission:
         return [name for name in drafters if name in self.predictors]
 
     def _reason_for_none(self, request: Request) -> Off:
+        if not request.speculation.enabled and request.arm is not None:
+            return Off(OffKind.REQUEST, f"off: the request is in the arm {request.arm.name}, which does not speculate")
         if not request.speculation.enabled:
             return Off(OffKind.REQUEST, "off by request")
         asked = request.speculation.drafter or self.default_drafter

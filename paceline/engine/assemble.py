@@ -56,6 +56,7 @@ class Parts:
     drafters: Mapping[str, Recipe]
     memory: Memory
     bitwise: bool
+    context: BuildContext  # that drafters are built into, also later
     prepared: Prepared | None = None  # graphs of a GPU; None: a CPU has none
 
     @property
@@ -114,7 +115,7 @@ def assemble(
     )
     built: dict[str, Drafter | None] = {}
     for made in sorted(recipes.values(), key=_building_order):
-        built[made.name] = drafter = _built(made, context)
+        built[made.name] = drafter = build_drafter(made, context)
         if drafter is not None:
             guards[made.name] = Guard(drafter, vocab_size=forward.vocab_size, timeout=config.drafter_timeout)
     if PredictionDrafter.name not in built:  # costs nothing until a request has a prediction
@@ -144,7 +145,13 @@ def assemble(
         with stage("compile kernels and record graphs"), memory_for("graphs and their scratch memory", advice):
             prepared = rounds.prepare(longest, offers=offers, prompt_rows=config.max_step_tokens, report=report)
     return Parts(
-        engine=engine, target=ready, drafters=recipes, memory=memory, bitwise=forward.bitwise, prepared=prepared
+        engine=engine,
+        target=ready,
+        drafters=recipes,
+        memory=memory,
+        bitwise=forward.bitwise,
+        context=context,
+        prepared=prepared,
     )
 
 
@@ -211,7 +218,8 @@ def _building_order(made: Recipe) -> tuple[bool, int]:
     return made.name == PORTFOLIO, made.pass_bytes
 
 
-def _built(made: Recipe, context: BuildContext) -> Drafter | None:
+def build_drafter(made: Recipe, context: BuildContext) -> Drafter | None:
+    """Build a drafter, which may be another package's: raises InvalidRequest if it is none."""
     drafter = made.build(context)
     if drafter is not None and not isinstance(drafter, Drafter):
         raise InvalidRequest(
@@ -257,7 +265,7 @@ def _budget(target: ReadyModel, recipes: Sequence[Recipe], config: EngineConfig)
     if target.decoder is None:
         models = [target, *(made.model for made in recipes if made.model is not None)]
         unread = sum(model.unread_bytes for model in models)
-        return min(DEFAULT_KV_MEMORY, max(0, _available() - unread) // 4)
+        return min(DEFAULT_KV_MEMORY, max(0, available_memory() - unread) // 4)
     import torch
 
     outs = min(config.max_sequences * (1 + config.max_draft), config.max_sequences + config.max_draft_tokens)
@@ -271,7 +279,7 @@ def _budget(target: ReadyModel, recipes: Sequence[Recipe], config: EngineConfig)
     return max(0, free - lanes - max(GRAPH_MEMORY, int(GRAPH_SHARE * total)))
 
 
-def _available() -> int:
+def available_memory() -> int:
     """Return the bytes of memory that can be used without swapping."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

@@ -105,6 +105,16 @@ class CostModel:
         if depth:
             self._breadth[drafter] = DECAY * self._breadth.get(drafter, 1.0) + (1 - DECAY) * tokens / depth
 
+    def forget(self, drafter: str) -> None:
+        """Forget what drafts of a drafter cost: it was unloaded, and another one may get its name."""
+        for known in (self._drafting, self._spent, self._breadth, self._entries):
+            known.pop(drafter, None)
+
+    @property
+    def row_seconds(self) -> float:
+        """Seconds of one more row of a pass; 0: not measured."""
+        return self._passes.slope or 0.0
+
     def observe_rows(self, rows: int, seconds: float) -> None:
         """Learn from a pass that was made to be timed: what rows cost, relative to each other."""
         self._small_passes.time(rows, seconds)

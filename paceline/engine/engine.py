@@ -32,6 +32,7 @@ from paceline.engine.probe import Probes
 from paceline.engine.reading import ReadingPace
 from paceline.engine.scheduler import Scheduler, StepPlan
 from paceline.engine.sequence import Sequence
+from paceline.engine.shadow import Shadow
 from paceline.engine.stats import EngineStats, Snapshot
 from paceline.engine.stepper import Landing, Stepper
 from paceline.engine.truth import NOT_MEASURED
@@ -71,6 +72,8 @@ class Engine:
         self.stats = EngineStats(synthetic_acceptance=config.synthetic_acceptance)
         self.dead: str | None = None
         self.max_draft = config.max_draft  # tokens of the longest draft
+        self.drafter_timeout = config.drafter_timeout  # seconds
+        self.is_hot = rounds is None  # drafters may be added and removed while it runs
         self._lanes = lanes
         self._cache = cache
         self._clock = clock
@@ -101,6 +104,7 @@ class Engine:
         self._accounting = Accounting(self.stats, governor, clock)
         self.probes = Probes(forward, lanes, cache, self._admission, max_step_tokens=config.max_step_tokens)
         self._meter = PassMeter(self.probes, governor.cost, clock) if governor.weighs_rows else None
+        self.shadow = Shadow(self.probes, self.drafters, governor, clock, max_draft=config.max_draft)
         self._events: list[TokenEvent] = []  # not yet handed out
         self._open: dict[str, int] = {}  # request id → sequences that have not ended
 
@@ -114,6 +118,7 @@ class Engine:
             raise InvalidRequest(f"request id {request.id!r} is in use: choose another, or wait for its end")
         if not validated:
             self.validate(request)
+        self.shadow.leave()
         self._scheduler.waiting.extend(self._admission.sequences(request, now=self._clock()))
         self._open[request.id] = request.sampling.n
 
@@ -147,6 +152,44 @@ class Engine:
     def default_drafter(self) -> str | None:
         return self._admission.default_drafter
 
+    @default_drafter.setter
+    def default_drafter(self, name: str | None) -> None:
+        """Choose the drafter of later requests that name none; None: they decode plainly."""
+        assert name is None or name in self._admission.drafters, f"{name} is not loaded"
+        self._admission.default_drafter = name
+
+    def add_drafter(self, name: str, guard: Guard) -> None:
+        """Take in a drafter between two steps; requests may name it from now on."""
+        assert self.is_hot, "a device has recorded its drafters"
+        assert name not in self.drafters, f"{name} is loaded already"
+        self.drafters[name] = guard
+        self._host_drafters.join(name, guard)
+        self._admission.drafters = {*self._admission.drafters, name}  # a new set: other threads read it
+
+    def remove_drafter(self, name: str) -> None:
+        """Let a drafter go between two steps. Its sequences go on with the default drafter if that one reads no hidden
+        states, which are gone; otherwise plainly."""
+        assert self.is_hot, "a device has recorded its drafters"
+        assert name != self.default_drafter, f"{name} is the default"
+        self.shadow.leave()
+        default = self.default_drafter
+        successor = default if default is not None and not self.drafters[default].taps else None
+        for sequence in self._sequences():
+            if name in sequence.drafters:
+                self._take_from(sequence, name, successor)
+        self._admission.drafters = {*self._admission.drafters} - {name}
+        self._host_drafters.leave(name)
+        self._governor.forget(name)
+        self.drafters.pop(name).close()
+
+    def _take_from(self, sequence: Sequence, name: str, successor: str | None) -> None:
+        """Replace a drafter of a sequence; one that runs starts with the tokens that it has."""
+        if sequence.lane >= 0:
+            self._stepper.stop(sequence)
+        sequence.lose(name, successor=successor)
+        if sequence.lane >= 0:
+            self._stepper.start(sequence)
+
     def snapshot(self) -> Snapshot:
         """Copy the engine's state, for other threads to read."""
         running, waiting, pool = self._scheduler.running, self._scheduler.waiting, self._cache.pool
@@ -170,6 +213,7 @@ class Engine:
 
     def check(self) -> None:
         """Raise AssertionError if the KV cache is inconsistent, or holds pages of no sequence while idle."""
+        self.shadow.leave()
         self._cache.check()
         holders = self._scheduler.running or self._scheduler.leaving
         assert holders or not self._cache.pool.held, f"{self._cache.pool.held} pages are held by no sequence"
@@ -179,7 +223,8 @@ class Engine:
         do."""
         if self.dead is not None or self.has_work:
             return False
-        return self._stepper.improve() or (self._meter is not None and self._meter.improve())
+        meter = self._meter
+        return self._stepper.improve() or (meter is not None and meter.improve()) or self.shadow.improve()
 
     def step(self) -> list[TokenEvent]:
         try:
@@ -284,6 +329,8 @@ class Engine:
         """Free everything the sequence holds, and return its last event: `event` if a step made one, else a new one."""
         if sequence.lane >= 0:
             self._stepper.stop(sequence)
+        if finish in (Finish.STOP, Finish.LENGTH):
+            self.shadow.keep(sequence)
         self._scheduler.leave(sequence)
         self._open[sequence.request.id] -= 1
         if not self._open[sequence.request.id]:
@@ -319,7 +366,9 @@ class Engine:
     ) -> Stepper:
         inside = () if rounds is None else rounds.drafters
         guards = {name: guard for name, guard in self.drafters.items() if name not in inside}
-        drafters = HostDrafters(guards, lanes=self._lanes, governor=governor, taps=forward.taps, waits=rounds is None)
+        self._host_drafters = drafters = HostDrafters(
+            guards, lanes=self._lanes, governor=governor, taps=forward.taps, waits=rounds is None
+        )
         if rounds is None:
             if config.synthetic_acceptance:
                 raise InvalidRequest("synthetic_acceptance needs a device that runs rounds by itself: leave it at 0")

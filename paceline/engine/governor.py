@@ -194,6 +194,14 @@ class Governor:
                 self.in_rounds.others[drafter].learn(drafted, accepted)
                 self.in_rounds.judged.add(drafter)
 
+    def forget(self, drafter: str) -> None:
+        """Forget what is known of a drafter that was unloaded: another one may get its name."""
+        self._limits = {key: limit for key, limit in self._limits.items() if key[0] != drafter}
+        self._enders.pop(drafter, None)
+        self.cost.forget(drafter)
+        if self.truth is not None:
+            self.truth.forget(drafter)
+
     def _wish(self, sequence: Sequence, terms: Terms | None) -> int:
         """Return the longest draft that a sequence can use and that pays; `terms`: of its drafter, if it has one."""
         length, state, grammar = len(sequence.tokens), sequence.in_flight, sequence.sampler.grammar

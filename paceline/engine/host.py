@@ -63,7 +63,7 @@ class HostStepper:
             return
         clock = self._clock
         began = clock()
-        self._draft(plan)
+        drafting = self._draft(plan)
         drafted = clock()
         output = self._verify(plan)
         verified = clock()
@@ -77,6 +77,7 @@ class HostStepper:
             inside=True,
             crowded=plan.crowded,
             side=plan.side,
+            drafting=drafting,
         )
 
     def land(self) -> Landing:
@@ -106,9 +107,10 @@ class HostStepper:
         for name in sequence.drafters:
             self._asked.pop((name, sequence.key), None)
 
-    def _draft(self, plan: StepPlan) -> None:
+    def _draft(self, plan: StepPlan) -> dict[str, float]:
         """Ask each drafter once for all its sequences, and write the drafts behind the committed tokens. Tokens that a
-        grammar forces are a draft of their own, without a drafter."""
+        grammar forces are a draft of their own, without a drafter. Returns the seconds of each drafter's call."""
+        spent: dict[str, float] = {}
         asking: dict[str, list[Work]] = {}
         for work in plan.works:
             if not work.max_draft:
@@ -122,14 +124,16 @@ class HostStepper:
         for name, works in asking.items():
             began = self._clock()
             drafts = self._drafters.guards[name].propose(self._drafters.asks(name, works))
+            spent[name] = self._clock() - began
             in_step = [self._is_in_step(name, work.sequence) for work in works]
             if all(in_step):
-                self._learn_cost(name, drafts, seconds=self._clock() - began)
+                self._learn_cost(name, drafts, seconds=spent[name])
             for work, draft, knew in zip(works, drafts, in_step, strict=True):
                 grammar = work.sequence.sampler.grammar
                 self._attach(work, draft if grammar is None else follow_grammar(draft, grammar, limit=work.max_draft))
                 if draft or knew:
                     self._asked[name, work.sequence.key] = len(work.sequence.tokens)
+        return spent
 
     def _learn_cost(self, name: str, drafts: Seq[Draft], *, seconds: float) -> None:
         """Learn what the drafts of a step cost."""

@@ -5,7 +5,6 @@ Both steppers use them: the host's asks and waits, the device's asks beside a st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -26,7 +25,7 @@ from paceline.types import Off, OffKind
 
 class HostDrafters:
     def __init__(
-        self, guards: Mapping[str, Guard], *, lanes: Lanes, governor: Governor, taps: Seq[int], waits: bool
+        self, guards: dict[str, Guard], *, lanes: Lanes, governor: Governor, taps: Seq[int], waits: bool
     ) -> None:
         """`guards`: drafters that do not run inside a device's rounds. `taps`: those whose hidden states the target's
         passes keep. `waits` False: steps are in flight, and nobody waits for a drafter on a thread of its own."""
@@ -34,12 +33,25 @@ class HostDrafters:
         self._lanes = lanes
         self._governor = governor
         self._waits = waits
+        self._taps = taps
         self._readers: dict[int, str] = {}  # sequence → the drafter that reads its hidden states
         self._lost: dict[int, Off] = {}  # sequence → why its reader can no longer draft for it
         self._backlog = Backlog()  # states that the readers were not told of yet
         self._columns = {
             name: columns(guard.taps, taps) for name, guard in guards.items() if guard.taps
         }  # drafter → function that selects its taps from the features of all taps
+
+    def join(self, name: str, guard: Guard) -> None:
+        """Take a drafter in between two steps. The target keeps the hidden states that it reads."""
+        self.guards[name] = guard
+        if guard.taps:
+            self._columns[name] = columns(guard.taps, self._taps)
+
+    def leave(self, name: str) -> None:
+        """Let a drafter go that no sequence uses any more."""
+        assert name not in self._readers.values(), f"a sequence still feeds {name}"
+        del self.guards[name]
+        self._columns.pop(name, None)
 
     def start(self, sequence: Sequence) -> None:
         self._settle()

@@ -16,7 +16,7 @@ from paceline.engine.stats import Counters
 from paceline.kv.cache import Span
 from paceline.sampling.sampler import Sampler
 from paceline.text.detokenizer import TextStream
-from paceline.types import Finish, Logprob, Off, Request, Rule, SequenceStats, Speedup
+from paceline.types import Finish, Logprob, Off, OffKind, Request, Rule, SequenceStats, Speedup
 
 
 @dataclass(slots=True, eq=False)
@@ -59,11 +59,25 @@ class Sequence:
     drawable: bool = field(init=False)  # its text does not depend on which steps draft
 
     def __post_init__(self) -> None:
+        self._name_drafters()
+        self.needs_prompt_rows = self.pool is not None or self.wants_prompt_logprobs
+        self.prompt_length = len(self.request.prompt)
+
+    def _name_drafters(self) -> None:
         rule, greedy = self.request.speculation.rule, self.request.sampling.greedy
         self.drafting = "+".join(self.drafters)
         self.drawable = not self.drafting or rule is Rule.COUPLED or (rule.lossless and greedy)
-        self.needs_prompt_rows = self.pool is not None or self.wants_prompt_logprobs
-        self.prompt_length = len(self.request.prompt)
+
+    def lose(self, name: str, *, successor: str | None) -> None:
+        """Go on without a drafter that is unloaded; `successor` takes its place, None: nobody does."""
+        mine = (successor if each == name else each for each in self.drafters)
+        self.drafters = tuple(dict.fromkeys(each for each in mine if each is not None))
+        self._name_drafters()
+        self.drafter = next(iter(self.drafters), None)
+        self.paces.pop(name, None)
+        self.off = None if self.drafters else Off(OffKind.DRAFTER_OUT, f"drafter {name} was unloaded")
+        if self.trail is not None:
+            self.choose_drafter(self.trail)
 
     @property
     def todo(self) -> int:
@@ -150,4 +164,6 @@ class Sequence:
             time_verify=c.time_verify,
             speedup=speedup,
             unmeasured=unmeasured,
+            arm=self.request.arm,
+            arm_speed=max(c.arm_speeds.values(), key=lambda speed: speed.tokens, default=None),
         )

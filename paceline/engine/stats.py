@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from paceline.arms import ArmSpeed
 from paceline.runner.rounds.protocol import Times
 from paceline.types import Speedup
 
@@ -28,6 +29,7 @@ class Counters:
     first_token: float | None = None
     time_draft: float = 0.0
     time_verify: float = 0.0
+    arm_speeds: dict[int, ArmSpeed] = field(default_factory=dict)  # by bits of the batch size less 1
 
     def count_admission(self, *, now: float) -> None:
         if self.admitted is None:  # keep the first admission: a preempted sequence is admitted again

@@ -9,6 +9,7 @@ while the engine plans the next one. The engine uses both through one protocol, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import NamedTuple, Protocol
 
@@ -34,6 +35,7 @@ class Landing(NamedTuple):
     inside: bool = False  # True: the step ran inside `launch`, on the host's own time
     crowded: bool = False  # too many sequences ran for any to draft
     side: Side | None = None  # side of the measured speed-up on which the step counts; None: neither
+    drafting: Mapping[str, float] = {}  # seconds of each drafter's call on the host, part of `times.draft`
 
 
 class Stepper(Protocol):

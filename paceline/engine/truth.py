@@ -99,6 +99,11 @@ class Truth:
         found, off = self._latest.state.speedup, self._latest.off
         return found, None if found is not None else "measuring" if off is None else off.detail
 
+    def forget(self, drafter: str) -> None:
+        """Forget the groups of a drafter that was unloaded, alone or beside others."""
+        self._groups = {key: group for key, group in self._groups.items() if drafter not in key[0].split(" and ")}
+        self._latest = None
+
     def measurement(self) -> Measurement:
         groups = tuple(group.state for group in self._groups.values())
         return Measurement(speedup=self.overall(), groups=groups, steps=self.steps, drawn=self.drawn)

@@ -9,6 +9,8 @@ from fastapi import FastAPI
 from paceline import __version__
 from paceline.server.aliases import Aliases
 from paceline.server.bridge import Bridge
+from paceline.server.canary.conductor import Canary
+from paceline.server.canary.store import Store, state_folder
 from paceline.server.guards import install_guards
 from paceline.server.live import CurrentSettings
 from paceline.server.metrics import install_metrics
@@ -16,6 +18,7 @@ from paceline.server.playground import install_playground
 from paceline.server.problems import install_problems
 from paceline.server.routes import (
     admin,
+    admin_drafters,
     anthropic,
     chat,
     completions,
@@ -29,6 +32,7 @@ from paceline.server.routes import (
     state,
     tokens,
 )
+from paceline.server.served_drafters import ServedDrafters
 from paceline.server.settings import Settings
 from paceline.server.traces import Tracer
 
@@ -51,6 +55,7 @@ PARTS = (
     desktop,
     state,
     admin,
+    admin_drafters,
 )
 
 
@@ -62,10 +67,12 @@ def create_app(bridge: Bridge, settings: Settings, *, tracer: Tracer | None = No
     app.state.bridge = bridge
     app.state.live = CurrentSettings(settings)
     app.state.started = int(time.time())
+    app.state.drafters = ServedDrafters(bridge, Store(state_folder(settings.state_dir, bridge.model)))
+    app.state.canary = Canary(bridge, app.state.drafters)
     install_problems(app)
     for part in PARTS:
         app.include_router(part.router)
-    install_metrics(app, bridge)
+    install_metrics(app, bridge).canary = app.state.canary
     install_playground(app)
     install_guards(app, app.state.live, tracer=tracer)
     app.add_middleware(Aliases)

@@ -15,13 +15,15 @@ the server is restarted.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 from paceline.engine.engine import Engine
 from paceline.engine.stats import Snapshot
@@ -34,6 +36,7 @@ from paceline.server.measured import Decisions
 from paceline.server.stream import Stream
 from paceline.types import Finish, Request, SequenceStats, TokenEvent
 
+T = TypeVar("T")
 State = Literal["starting", "ready", "draining", "dead"]
 SNAPSHOT_SECONDS = 0.05  # time between two snapshots while no sequence ends
 JOIN_SECONDS = 10.0  # time for the thread to end; it is abandoned after that
@@ -157,6 +160,29 @@ class Bridge:
         """Abort everything that runs or waits. Readers get their last events."""
         self._abandon([*self._streams])
 
+    def wake(self) -> None:
+        """Let an idle engine look again for work to do in idle moments."""
+        self._thread.order(lambda engine: None)
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Take a snapshot that was made on the engine's thread without a step."""
+        self._snapshot = snapshot
+
+    async def on_engine(self, order: Callable[[Engine], T]) -> T:
+        """Run `order` on the engine's thread, between two steps. Returns what it returns, and raises what it raises."""
+        if self._loop is None or self.state == "dead" or self._left.is_set():
+            raise NotReady(f"the server is {self.state}; try again later")
+        done: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._thread.order(lambda engine: _settle(done, partial(order, engine)))
+        left = asyncio.ensure_future(self._left.wait())
+        outcome = asyncio.wrap_future(done)
+        await asyncio.wait((outcome, left), return_when=asyncio.FIRST_COMPLETED)
+        left.cancel()
+        if not outcome.done():
+            outcome.cancel()
+            raise NotReady(f"the server is {self.state}; try another one")
+        return outcome.result()
+
     def stats(self) -> Snapshot:
         """Return the latest snapshot of the engine, taken between two steps."""
         return self._snapshot
@@ -273,6 +299,16 @@ class Bridge:
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop is closed: a step hung, and no reader is left
             self._loop.call_soon_threadsafe(call, *args)
+
+
+def _settle(done: concurrent.futures.Future[T], work: Callable[[], T]) -> None:
+    """Do some work, and hand its result or its error over: whoever asked for it waits on another thread."""
+    if not done.set_running_or_notify_cancel():
+        return
+    try:
+        done.set_result(work())
+    except BaseException as error:  # of any kind: it belongs to whoever asked, not to the engine's thread
+        done.set_exception(error)
 
 
 def _last_word(request: Request, sample: int, reason: str) -> TokenEvent:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
 from paceline.errors import InvalidRequest, MissingExtra, UnknownOption
+from paceline.server.canary.options import CanaryOptions
 from paceline.sizes import parse_size
 
 PREFIX = "PACELINE_"
@@ -82,6 +83,8 @@ def convert(where: str, value: Any, hint: Any, *, name: str) -> Any:
         if value is None:
             return None
         [hint] = [kind for kind in get_args(hint) if kind is not type(None)]
+    if hint is CanaryOptions:
+        return CanaryOptions.read(value)
     try:
         return _reader(hint, name)(value)
     except (ValueError, KeyError, TypeError):

@@ -20,10 +20,12 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from paceline.engine.stats import Measurement
+from paceline.server.canary.trial import OPEN, Phase
 from paceline.types import Finish, SequenceStats, TokenEvent
 
 if TYPE_CHECKING:
     from paceline.server.bridge import Bridge
+    from paceline.server.canary.conductor import Canary
 
 STATES = ("starting", "ready", "draining", "dead")
 PARTS = ("plan", "draft", "verify", "accept", "emit", "host", "wait")  # parts of a step: fields time_* of EngineStats
@@ -72,6 +74,7 @@ class Metrics:
         self._finished: Counter[str] = Counter()
         self._drafters: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
+        self.canary: Canary | None = None  # set once there is one to tell of
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -142,6 +145,8 @@ class Metrics:
         yield from self._of_requests()
         yield from self._of_speculation()
         yield from self._of_the_speedup()
+        if self.canary is not None:
+            yield from self._of_the_canary(self.canary)
 
     def _of_the_engine(self) -> Iterator[Metric]:
         now = self._bridge.stats()
@@ -215,6 +220,24 @@ class Metrics:
                     family.add_metric([self._bridge.model, group.drafter, group.batch], group.speedup[i])
             yield family
         yield self._counter("paceline:drawn_steps", "Steps drawn to run plain, to measure the speed-up.", found.drawn)
+
+    def _of_the_canary(self, canary: Canary) -> Iterator[Metric]:
+        """Yield the arms of the canary that runs. Without one the metrics have no value, but for its ends."""
+        told: dict[str, Any] = canary.described() or {"arms": {}, "phase": None, "ratio_low": None, "ratio_high": None}
+        for name in ("requests", "tokens", "drafted", "accepted"):
+            values = {arm: float(sums[name]) for arm, sums in told["arms"].items()}
+            text = f"Ended requests of the canary by arm: {name}."
+            yield self._counters(f"paceline:canary_{name}", text, "arm", values)
+        speeds = {arm: sums["tokens_per_second"] for arm, sums in told["arms"].items() if sums["tokens_per_second"]}
+        yield self._gauges("paceline:canary_speed", "Tokens a second of decoding by arm.", "arm", speeds)
+        for end in ("low", "high"):
+            text = "Speed of the canary over the control's."
+            yield self._gauge(f"paceline:canary_ratio_{end}", text, told[f"ratio_{end}"])
+        phases = {str(phase): float(told["phase"] == phase) for phase in Phase if phase in OPEN}
+        yield self._gauges("paceline:canary_phase", "1 for the phase that the canary is in.", "phase", phases)
+        ends = Counter(str(trial.phase) for trial in canary.past)
+        decided = {str(phase): float(ends[phase]) for phase in Phase if phase not in OPEN}
+        yield self._gauges("paceline:canary_decisions", "Latest canaries by their ends.", "outcome", decided)
 
     def _gauge(self, name: str, text: str, value: float | None) -> Metric:
         family = GaugeMetricFamily(name, text, labels=["model_name"])

@@ -22,6 +22,7 @@ from paceline.types import Finish, TokenEvent
 
 logger = logging.getLogger(__name__)
 
+ADMIN_PREFIX = "/admin/"  # of paths for callers with the admin key
 MAX_MESSAGE = 1000  # characters: a message may quote what was sent
 INTERNAL = "the server failed on this request; its log says why"
 
@@ -89,6 +90,8 @@ def describe(error: Exception, *, path: str = "") -> tuple[int, ErrorDetail]:
     if isinstance(error, (InvalidRequest, Failed)) or (isinstance(error, PacelineError) and error.status < 500):
         message = error.for_client if isinstance(error, ContextTooLong) else str(error)
         return error.status, detail(error.status, message, param=_field(error, path), code=_code(error))
+    if isinstance(error, PacelineError) and path.startswith(ADMIN_PREFIX):  # the operator may know internals
+        return error.status, detail(error.status, str(error), param=_field(error, path), code=_code(error))
     if isinstance(error, EngineDead):
         return 503, detail(503, "the engine stopped after an internal error; its log says why", code="engine_dead")
     if isinstance(error, OutOfMemory):

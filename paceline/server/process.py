@@ -172,6 +172,7 @@ class ServerProcess:
             gc.collect()
             gc.freeze()  # the model's objects stay: looking through them takes 0.1 s whenever a long body is parsed
             await self.bridge.start()
+            await self.app.state.canary.restore(self.settings.canary)
             self._announce()
         except BaseException:
             self.server.should_exit = True

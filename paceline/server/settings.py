@@ -15,6 +15,7 @@ from typing import Any, Self, get_type_hints
 from paceline.checks import check_flag, check_integer, check_number
 from paceline.errors import InvalidRequest, UnknownOption
 from paceline.rules import BUILT_IN, Rule
+from paceline.server.canary.options import CanaryOptions
 from paceline.types import POOLINGS
 
 MAX_TIMEOUT = 1e6  # seconds
@@ -59,6 +60,9 @@ HELP = {
     "log_json": "one JSON object a line",
     "otlp_endpoint": "where OpenTelemetry traces go, such as http://127.0.0.1:4318/v1/traces; none: no traces",
     "log_prompts": "prompts stand in the log",
+    "canary": "a drafter to try on a share of the requests, such as 'drafter=eagle:./new share=0.05' (default: none)",
+    "state_dir": "a folder for drafters, default and canary that outlive a restart; servers that share it share one "
+    "canary (default: that of the model under ~/.local/state/paceline)",
     "record": "a file to which requests are added, PROMPTS included, for `paceline audit` and `paceline replay` "
     "(default: none)",
     "record_share": "of the requests that are recorded: 1 for all",
@@ -108,6 +112,8 @@ class Settings:
     log_json: bool = False
     otlp_endpoint: str | None = None
     log_prompts: bool = False
+    canary: CanaryOptions | None = None
+    state_dir: str | None = None
     record: str | None = None
     record_share: float = 0.01
     record_without_text: bool = False
@@ -224,6 +230,8 @@ RELOADABLE = frozenset(HINTS) - {
     "write_timeout",
     "log_json",
     "otlp_endpoint",
+    "canary",
+    "state_dir",
     "record",
     "record_share",
     "record_without_text",

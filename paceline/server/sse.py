@@ -86,7 +86,8 @@ async def send(
 ) -> Response:
     """Submit requests to the engine and send their answer. `content_type`: of a stream, EVENTS or LINES."""
     async with AsyncExitStack() as leaving:
-        events = await leaving.enter_async_context(bridge.submit(*requests))
+        assigned = http.app.state.canary.assign(http, requests)
+        events = await leaving.enter_async_context(bridge.submit(*assigned))
         if not stream:
             return await while_there(http.receive, _whole(bridge, events, answer)) or Response(status_code=CLIENT_LEFT)
         # Until the first event, a failure can still be a status.

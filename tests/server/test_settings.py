@@ -13,6 +13,7 @@ from paceline.cli.options import drafters_of
 from paceline.cli.serve import LOADING, _for_loading, options_of
 from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest, UnknownOption
+from paceline.server.canary.options import CanaryOptions
 from paceline.server.gather import gather
 from paceline.server.settings import HELP, HINTS, RELOADABLE, Settings
 
@@ -57,6 +58,8 @@ VALUES: dict[str, tuple[str, Any]] = {
     "log_json": ("true", True),
     "log_prompts": ("on", True),
     "otlp_endpoint": ("http://collector:4318/v1/traces", "http://collector:4318/v1/traces"),
+    "canary": ("drafter=eagle:./new,max_draft=3 share=0.1", CanaryOptions("eagle:./new,max_draft=3", share=0.1)),
+    "state_dir": ("/var/lib/p", "/var/lib/p"),
     "record": ("served.jsonl", "served.jsonl"),
     "record_share": ("0.5", 0.5),
     "record_without_text": ("true", True),

@@ -143,6 +143,7 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
             num_pages=context.pool.num_pages,
             max_context=context.max_context,
             threads=context.threads,
+            prefetch=not context.hot,
         )
         return EagleDrafter(
             head,

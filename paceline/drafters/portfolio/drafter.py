@@ -27,7 +27,7 @@ from paceline.drafters.portfolio.tree import NOTHING_COMPUTED, Union
 from paceline.drafters.recipe import BuildContext, Recipe
 from paceline.drafters.taps import columns
 from paceline.drafters.trust import judged
-from paceline.errors import InvalidRequest
+from paceline.errors import InvalidRequest, UnknownOption
 from paceline.models.weights import Progress
 from paceline.runner.loading.models import ReadyModel
 from paceline.types import Off
@@ -180,10 +180,15 @@ def trusted(draft: Draft, trust: float) -> list[float]:
 
 
 def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
-    parse_options(NAME, options, {})
+    wanted = parse_options(NAME, options, {"members": str}).get("members")
 
     def build(context: BuildContext) -> PortfolioDrafter:
-        members = [guard for guard in context.drafters.values() if not guard.needs_prediction]
+        able = {name: guard for name, guard in context.drafters.items() if not guard.needs_prediction}
+        chosen = [*able] if wanted is None else wanted.split("+")
+        for name in chosen:
+            if name not in able:
+                raise UnknownOption(f"member of the drafter {NAME}", name, able)
+        members = [able[name] for name in able if name in chosen]
         if not members:
             raise InvalidRequest(f"the drafter {NAME} has no members: name others beside it, such as suffix")
         return PortfolioDrafter(members)

@@ -183,7 +183,7 @@ class Program:
     def prefetch(self, target: Program, ids: Tensor) -> None:
         """Start the first pass of each draft as soon as the target has drawn its tokens. `ids` int32: the target's
         token of each output of this head."""
-        self._kept.append(ids)
+        self._ids = ids  # the C code reads them; a program may be linked many times
         self._library.paceline_prefetch(target._handle, self._handle, ids.data_ptr(), len(ids))
 
     @property

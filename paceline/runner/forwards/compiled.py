@@ -64,6 +64,7 @@ class CompiledForward:
         check_supported(config)
         self.vocab_size = config.vocab_size
         self.taps = taps
+        self.prefetching: object | None = None  # the head whose first passes this program starts
         pack = weights if isinstance(weights, Pack) else pack_decoder(weights, threads=threads or default_threads())
         self._library = load_library()
         positions = min(max_context or config.max_context, num_pages * PAGE_SIZE)

@@ -42,8 +42,10 @@ class CompiledHead:
         max_context: int,
         threads: int | None = None,
         pack: Pack | None = None,
+        prefetch: bool = True,
     ) -> None:
-        """`pack` has the head's weights, and `head` may then be without data; None: it is packed here."""
+        """`pack` has the head's weights, and `head` may then be without data; None: it is packed here. `prefetch`
+        False: the target may be running, so that it learns of this head only when the head drafts."""
         config = head.config
         check_supported(config.decoder)
         self.threads = threads or target.threads
@@ -60,8 +62,9 @@ class CompiledHead:
         _assemble(head, pack, self._program, target, positions=shape.positions)
         self._program.finish()
         self.mask = MaskRow.of(head.config, pack.vector("mask") if "mask" in pack else None)
-        if self.mask is None:  # the first pass of a P-EAGLE draft has rows that no target's pass ends with
-            self._program.prefetch(target.program, self.ids)
+        self._link = object()  # stands for this head where the target says whose first passes it starts
+        if prefetch and self.mask is None:  # the first pass of a P-EAGLE draft has rows that no target's pass ends with
+            self._link_to_target()
         self._logits = torch.empty((0, len(self.ids)))
         self._views: dict[int, Output] = {}
         self._trees = TreeProgram(self._program, self.ids, OF_HEAD)
@@ -88,7 +91,14 @@ class CompiledHead:
 
     def draft(self, batch: Batch, features: Tensor | None, wanted: Sequence[TreeRequest], *, width: int) -> list[Tree]:
         assert self.mask is None, "a P-EAGLE head drafts chains, in one pass"
+        if self._target.prefetching is not self._link:  # of several heads, the one that drafted last is prefetched
+            self._link_to_target()
         return self._trees.draft(batch, features, wanted, width=width)
+
+    def _link_to_target(self) -> None:
+        """Let the target start the first passes of this head's drafts. The target must not be running."""
+        self._program.prefetch(self._target.program, self.ids)
+        self._target.prefetching = self._link
 
     def _output(self, outs: int) -> Output:
         """Return memory for `outs` rows with logits. All sizes share the logits."""

@@ -81,12 +81,21 @@ class ReadyHead:
         with memory_for("the weights of an EAGLE head", "take a smaller model, or another drafter"):
             return CudaHead(self.read(), target, max_context=max_context)
 
-    def forward(self, target: Forward, *, num_pages: int, max_context: int, threads: int | None) -> HeadForward:
+    def forward(
+        self, target: Forward, *, num_pages: int, max_context: int, threads: int | None, prefetch: bool = True
+    ) -> HeadForward:
+        """`prefetch`: see CompiledHead."""
         if self.compiled:
             assert isinstance(target, CompiledForward)
             pack = self._packed(threads or target.threads)
             return CompiledHead(
-                self.head, target, num_pages=num_pages, max_context=max_context, threads=threads, pack=pack
+                self.head,
+                target,
+                num_pages=num_pages,
+                max_context=max_context,
+                threads=threads,
+                pack=pack,
+                prefetch=prefetch,
             )
         return TorchHead(self.read(), target, num_pages=num_pages, dtype=self.dtype, device=self.device)
 

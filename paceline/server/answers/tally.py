@@ -206,6 +206,7 @@ def speculation_stats(all_stats: Sequence[SequenceStats], asked: Speculation) ->
     return SpeculationStats(
         enabled=asked.enabled,
         drafter=next((s.drafter for s in all_stats if s.drafter is not None), None),
+        arm=next((s.arm.name for s in all_stats if s.arm is not None), None),
         rule=str(in_use(asked.rule)),
         lossless=asked.rule.lossless or not asked.enabled,
         threshold=None if asked.rule.threshold is None else asked.min_likelihood,

@@ -10,11 +10,11 @@ from starlette.types import ASGIApp, Scope
 
 from paceline.server.guards.check import Check, Refusal, values
 from paceline.server.live import CurrentSettings
+from paceline.server.problems import ADMIN_PREFIX
 from paceline.server.settings import Settings
 
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/favicon.ico"})  # served without a key
 OPEN_PREFIX = "/playground/"
-ADMIN_PREFIX = "/admin/"  # served with the admin key alone
 
 
 class Keys(Check):

@@ -12,8 +12,8 @@ from typing import NoReturn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline.server.guards.check import BODILESS, Refusal, has_body
-from paceline.server.guards.keys import ADMIN_PREFIX
 from paceline.server.live import CurrentSettings
+from paceline.server.problems import ADMIN_PREFIX
 
 MINUTE = 60.0  # seconds
 MAX_CALLERS = 4096  # callers in memory; beyond that, those without recent requests are forgotten

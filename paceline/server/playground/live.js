@@ -4,7 +4,7 @@ import { call, get, keyOf, setKey } from "./api.js";
 import { barChart, lineChart } from "./charts.js";
 import { offer } from "./controls.js";
 import { $, make, say } from "./dom.js";
-import { cardLine, cardOf, groupInWords, reasonOf, speedupInWords, stateInWords } from "./words.js";
+import { canaryInWords, cardLine, cardOf, groupInWords, reasonOf, speedupInWords, stateInWords } from "./words.js";
 
 const LIVE_MS = 1000; // while charts are in view
 const REST_MS = 5000; // else
@@ -86,7 +86,18 @@ function show(told, now) {
   addPoint(told, now);
   if (!$("live").hidden) showCharts(told, now);
   showReasons(told);
+  showCanary(told.canary ?? told.canaries?.at(-1));
   showCounts(told);
+}
+
+/** Shows the canary that runs, or the latest one and how it ended. */
+function showCanary(canary) {
+  $("canary").hidden = !canary;
+  if (!canary) return;
+  const { phase, note, arms } = canaryInWords(canary);
+  say($("canary-phase"), phase);
+  say($("canary-note"), note);
+  $("arms").replaceChildren(...arms.map((textContent) => make("li", { textContent })));
 }
 
 function addPoint(told, now) {

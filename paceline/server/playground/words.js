@@ -170,5 +170,19 @@ export function groupInWords({ drafter, batch, speedup, runs, tokens_per_step: t
   return pieces.join(" · ");
 }
 
+/** A canary: its phase, what was measured, and a line for each arm. */
+export function canaryInWords(canary) {
+  const { drafter, control, phase, reason, share, pairs, ratio_low: low, ratio_high: high } = canary;
+  const speed = pairs ? `${low.toFixed(2)} to ${high.toFixed(2)} times as fast, over ${plural(pairs, "pair")} of requests` : "";
+  const note = [`${drafter} instead of ${control}, for ${(100 * share).toFixed(1)} % of the requests`, speed, reason];
+  const arms = Object.entries(canary.arms).map(([arm, sums]) => {
+    const pieces = [`${arm} (${arm === "canary" ? drafter : control}): ${plural(sums.requests, "request")}`];
+    if (sums.tokens_per_second) pieces.push(`${sums.tokens_per_second.toFixed(0)} tokens/s`);
+    if (sums.drafted) pieces.push(`${((100 * sums.accepted) / sums.drafted).toFixed(0)} % accepted`);
+    return pieces.join(" · ");
+  });
+  return { phase, note: note.filter(Boolean).join(" · "), arms };
+}
+
 /** A measured speed-up with its interval. */
 export const range = ({ ratio, low, high }) => `${ratio.toFixed(2)} × (${low.toFixed(2)} to ${high.toFixed(2)})`;

@@ -67,11 +67,44 @@ class MemberStats(BaseModel):
     num_accepted_tokens: int
 
 
+class ArmState(BaseModel):
+    """Ended requests of one arm of a canary."""
+
+    requests: int
+    tokens: int
+    drafted: int
+    accepted: int
+    tokens_per_second: float | None = Field(description="of decoding; null: nothing was measured")
+
+
+class CanaryState(BaseModel):
+    """A drafter that is tried on a share of the requests, and what was measured."""
+
+    drafter: str
+    control: str = Field(description="the default drafter, which the others have")
+    phase: str = Field(description="shadow, running, promoted or rolled back")
+    reason: str | None = Field(description="why it ended")
+    share: float
+    by: str
+    promote_at: float
+    rollback_at: float
+    min_requests: int
+    started: float = Field(description="seconds since 1970")
+    pairs: int = Field(description="of requests that were compared")
+    ratio_low: float | None = Field(description="speed over the control's, at least; null: no pair yet")
+    ratio_high: float | None
+    evidence_faster: float = Field(description="1: enough to promote")
+    evidence_slower: float = Field(description="1: enough to roll back")
+    arms: dict[str, ArmState]
+    shadow: dict[str, float] = Field(description="drafts for ended texts before it got traffic, by arm")
+
+
 class SpeculationStats(BaseModel):
     """Statistics of speculation over all answers of one request. Times are seconds."""
 
     enabled: bool
     drafter: str | None
+    arm: str | None = Field(description="canary or control; null: the request was in no canary")
     rule: str
     lossless: bool = Field(description="false: the text may not be the one that the target alone would have written")
     threshold: float | None = Field(description="how likely a token had to be; null where the rule takes no threshold")

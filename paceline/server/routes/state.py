@@ -12,7 +12,7 @@ from paceline import __version__
 from paceline.server.bridge import Bridge
 from paceline.server.dialects import ERRORS
 from paceline.server.measured import measured_fields
-from paceline.server.protocol.answers import DraftPrices, GroupSpeedup, Health, MeasuredSpeedup, Version
+from paceline.server.protocol.answers import CanaryState, DraftPrices, GroupSpeedup, Health, MeasuredSpeedup, Version
 from paceline.server.routes.common import bridge_of, settings_of
 
 router = APIRouter(tags=["State"], responses=ERRORS)
@@ -47,6 +47,8 @@ class Speculating(BaseModel):
     drafting_now: dict[str, int] = Field(description="drafters, and running sequences that draft with them now")
     prices: dict[str, DraftPrices] = Field(description="by drafter")
     answers_by_drafter: dict[str, int]
+    canary: CanaryState | None = Field(description="the canary that runs; null: none does")
+    canaries: list[CanaryState] = Field(description="canaries that were promoted or rolled back, the latest last")
     engine: dict[str, float] = Field(description="totals since the start; times in seconds")
 
 
@@ -85,7 +87,7 @@ async def version() -> Version:
 @router.get("/v1/speculation", summary="Speculation now, and the reasons where it is off", tags=["Speculation"])
 async def speculation(http: Request) -> Speculating:
     bridge, settings = bridge_of(http), settings_of(http)
-    now, engine = bridge.stats(), bridge.llm.engine
+    now, engine, canary = bridge.stats(), bridge.llm.engine, http.app.state.canary
     return Speculating(
         model=bridge.model,
         default_drafter=engine.default_drafter,
@@ -102,6 +104,8 @@ async def speculation(http: Request) -> Speculating:
         prices={name: DraftPrices(**asdict(prices)) for name, prices in now.prices.items()},
         output_tokens=now.engine.output_tokens,
         engine=asdict(now.engine),
+        canary=canary.described(),
+        canaries=[trial.describe() for trial in canary.past],
         **measured_fields(now),
         **http.app.state.metrics.speculation(),
     )
