@@ -24,20 +24,17 @@ class Backlog:
     def __init__(self) -> None:
         self._memory: Tensor | None = None  # [MAX_ROWS, taps * hidden]
         self._address = self._row_bytes = 0
-        self._used = 0  # rows
+        self.used = 0  # rows; 0: nothing is kept
         self._rows: dict[int, list[int]] = {}  # sequence → rows of the memory
         self._starts: dict[int, int] = {}  # sequence → position of its first row
 
-    def __bool__(self) -> bool:
-        return bool(self._used)
-
     def add(self, works: Seq[Work], features: Tensor, *, rows: int) -> bool:
         """Keep the first `rows` of features, of which each work has one. False: there is no room."""
-        first = self._used
+        first = self.used
         if first + rows > MAX_ROWS or not self._fits(features):
             return False
         memmove(self._address + first * self._row_bytes, features.data_ptr(), rows * self._row_bytes)
-        self._used += rows
+        self.used += rows
         kept, starts = self._rows, self._starts
         for work in works:
             key, row = work.sequence.key, first + work.first_row
@@ -55,7 +52,7 @@ class Backlog:
         """Return all states, and whose they are. They are valid until the next `add`."""
         assert self._memory is not None
         seen = [Seen(key, self._starts[key], rows) for key, rows in self._rows.items()]
-        self._rows, self._starts, self._used = {}, {}, 0
+        self._rows, self._starts, self.used = {}, {}, 0
         return self._memory, seen
 
     def _fits(self, features: Tensor) -> bool:

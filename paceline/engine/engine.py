@@ -90,7 +90,7 @@ class Engine:
         governor = Governor(config, self.drafters, max_context=max_context, rounds=rounds)
         self.fixed_drafts = governor.fixed  # for measurements: within its block, drafts are as `fixed_draft` says
         self._governor = governor
-        self._on_device = rounds is not None
+        self._gathers = rounds is not None and rounds.timed  # else the times of prompts are not known
         self._stepper = self._make_stepper(forward, governor, config, rounds)
         self._scheduler = Scheduler(
             config,
@@ -241,7 +241,7 @@ class Engine:
         self._admit()
         plan = self._plan()
         self._stepper.launch(plan)
-        if self._on_device and plan.works:
+        if self._gathers and plan.works:
             self._scheduler.gathering.launched(0 if plan.decodes else plan.prompt_rows)
         self._land(plan.depth)
 
@@ -276,7 +276,7 @@ class Engine:
         while self._stepper.in_flight > depth:
             landing = self._stepper.land()
             self._accounting.charge(landing)
-            if self._on_device:
+            if self._gathers:
                 self._scheduler.gathering.landed(read=landing.times.read, step=landing.times.step)
             if not landing.decodes:
                 self._learn_reading(landing)

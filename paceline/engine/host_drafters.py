@@ -54,7 +54,8 @@ class HostDrafters:
         self._columns.pop(name, None)
 
     def start(self, sequence: Sequence) -> None:
-        self._settle()
+        if self._backlog.used:
+            self._settle()
         for name in sequence.drafters:
             if name in self.guards:
                 self.guards[name].start(sequence.key, sequence.lane, self._view(sequence))
@@ -64,7 +65,8 @@ class HostDrafters:
     def stop(self, sequence: Sequence) -> None:
         if sequence.finish is None:  # preempted: its pages are already another's
             self._backlog.forget(sequence.key)
-        self._settle()
+        if self._backlog.used:
+            self._settle()
         self._readers.pop(sequence.key, None)
         self._lost.pop(sequence.key, None)
         for name in sequence.drafters:
@@ -128,7 +130,8 @@ class HostDrafters:
 
     def knows(self, sequence: Sequence, page: int) -> bool:
         """True if no drafter of the sequence needs hidden states of this page that it does not have."""
-        self._settle()
+        if self._backlog.used:
+            self._settle()
         readers = (self.guards[name] for name in sequence.drafters if name in self._columns)
         return all(guard.knows(page, wait=self._waits) for guard in readers)
 
@@ -137,7 +140,8 @@ class HostDrafters:
         sequence = work.sequence
         if work.drafter not in self._columns:
             return True
-        self._settle()
+        if self._backlog.used:
+            self._settle()
         assert sequence.span is not None
         lost = self._lost.get(sequence.key)
         if lost is None and sequence.span.committed < len(sequence.tokens) - 1:
@@ -172,15 +176,15 @@ class HostDrafters:
         keeps = crowded and self._waits and last.first_row + last.rows == len(works)  # one row for each
         if keeps and self._backlog.add(reading, features, rows=len(works)):
             return
-        self._settle()
+        if self._backlog.used:
+            self._settle()
         if not (keeps and self._backlog.add(reading, features, rows=len(works))):
             seen = [Seen(work.sequence.key, work.start, work.final_rows(work.first_row)) for work in reading]
             self._tell(features, seen, crowded=crowded)
 
     def _settle(self) -> None:
         """Hand over the states that were kept."""
-        if self._backlog:
-            self._tell(*self._backlog.take(), crowded=True)
+        self._tell(*self._backlog.take(), crowded=True)
 
     def _tell(self, features: Tensor, seen: Seq[Seen], *, crowded: bool) -> None:
         by_reader: dict[str, list[Seen]] = {}

@@ -174,7 +174,8 @@ class Sampler:
         if self.output_tokens < self.params.min_tokens and outlook is Outlook.TOKENS:
             for _, rows in branches:
                 for ahead, mask in enumerate(sheet.masks_of(rows)):
-                    mask[:] = self.narrow(mask, ahead)
+                    if mask is not None:
+                        mask[:] = self.narrow(mask, ahead)
         return outlook
 
     @cached_property

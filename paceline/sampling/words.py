@@ -78,10 +78,10 @@ class MaskSheet:
                 self.words[index, : len(mask)] = mask
                 self.words[index, len(mask) :] = 0
 
-    def masks_of(self, rows: Iterable[int]) -> list[np.ndarray]:
-        """Return the masks of rows for which some were reserved."""
+    def masks_of(self, rows: Iterable[int]) -> list[np.ndarray | None]:
+        """Return the masks of rows; None: none was reserved, because the row is behind a token that does not fit."""
         masks = {row: mask for mask, row in enumerate(self._rows)}
-        return [self.words[masks[row]] for row in rows]
+        return [self.words[masks[row]] if row in masks else None for row in rows]
 
     def settle(self) -> None:
         """Enter the masks that were written for their rows."""

@@ -17,8 +17,18 @@ from tests.tiny_models import tiny_tokenizer
 
 def a_target(tokenizer: Any, *, compiled: bool = True, decoder: Any = None) -> Any:
     return SimpleNamespace(
-        name="target", tokenizer=tokenizer, compiled=compiled, device="cpu", kv_format="bf16", decoder=decoder
+        name="target",
+        tokenizer=tokenizer,
+        compiled=compiled,
+        device="cpu",
+        kv_format="bf16",
+        decoder=decoder,
+        model=with_vocabulary(100),
     )
+
+
+def with_vocabulary(size: int) -> Any:
+    return SimpleNamespace(config=SimpleNamespace(vocab_size=size))
 
 
 TARGET: Any = a_target(tiny_tokenizer())
@@ -81,6 +91,7 @@ def test_kinds_of_one_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def a_model(**fields: Any) -> Any:
     given = {"page_bytes": 77, "pass_bytes": 99, "why": "as it can", "profile": None, "name": "small"}
+    given["model"] = with_vocabulary(90)
     return SimpleNamespace(**given | {"tokenizer": tiny_tokenizer(), "compiled": True, "stored": None} | fields)
 
 
@@ -91,7 +102,7 @@ def test_a_model_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for words in ("small", "model:small", "model:small,format=native,max_draft=3"):
         recipe = registry.recipe(words, TARGET)
         assert (recipe.name, recipe.page_bytes, recipe.model) == ("model", 77, ready)
-        assert (recipe.pass_bytes, recipe.how) == (99, "as it can")
+        assert (recipe.pass_bytes, recipe.how, recipe.vocabulary) == (99, "as it can", 90)
     registry.recipe("small", a_target(tiny_tokenizer(), compiled=False))
     assert read == [("small", "int4-all"), ("small", "int4-all"), ("small", "native"), ("small", "auto")]
 

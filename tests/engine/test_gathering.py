@@ -46,6 +46,7 @@ def test_many_rows_hold_nobody() -> None:
 def device(times: Timed, **options: Any) -> Rig:
     """An engine on a device that takes these times for steps that read prompts, and for others."""
     rig = build("toy", {}, on_device={}, **options)
+    rig.engine._gathers = True  # as on a device with clocks
     collect = rig.rounds.collect
 
     def timed(ticket: Any) -> Any:

@@ -204,6 +204,18 @@ def test_stops_are_left_out_of_a_sheet_before_min_tokens() -> None:
         assert tokens_in(sheet.words[1]) == ({a} if min_tokens == 9 else {a, EOS})
 
 
+def test_branches_behind_a_token_that_does_not_fit_have_no_mask_before_min_tokens() -> None:
+    """The second branch leaves the first one behind a token that the grammar forbids."""
+    [a], [b], [c] = ids("a"), ids("b"), ids("c")
+    sampler = sampler_of("a{1,5}", min_tokens=9)
+    sampler.advance(ids("a"))
+    sheet = MaskSheet.empty(4, 4, SIZE)
+    drafted = [Branch((b, a), (0, 1, 2)), Branch((b, c), (0, 1, 3))]
+    assert sampler.fill(drafted, sheet) is Outlook.TOKENS
+    assert tokens_in(sheet.words[0]) == {a}
+    assert sheet.masks_of([3]) == [None]
+
+
 def test_forced_tokens_are_known_from_the_commit_on() -> None:
     free, bound = beside("[a-z]+!"), beside("[a-z]hello")
     assert free.forced == bound.forced == ()
