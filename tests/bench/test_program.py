@@ -46,7 +46,7 @@ def test_one_by_one_means_one_at_a_time(llm: LLM, monkeypatch: pytest.MonkeyPatc
     program.take_turn(llm, SMALL, "one by one", number=0)
     assert max(most) == 1
     program.take_turn(llm, SMALL, "together", number=0)
-    assert max(most) == 6
+    assert max(most) > 2, "the last may come when the first has ended"
 
 
 def test_other_tokens_are_told(

@@ -116,6 +116,7 @@ def test_likelihoods_of_prompts(api: Api, llm: LLM, speculation: dict[str, Any])
 
 def test_logprobs_of_the_answer(api: Api) -> None:
     fields = {"logprobs": 2, "return_token_ids": True, "temperature": 0, "allowed_token_ids": [70, 71, 72]}
+    fields |= {"speculation": OFF}  # sums in torch depend on the number of rows, and that on what is drafted
     choice = api.complete(**fields)["choices"][0]
     scores = choice["logprobs"]
     assert "".join(scores["tokens"]) == choice["text"]
