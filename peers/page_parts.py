@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from paceline.bench.offline_record import tokens_per_step
+from paceline.bench.program import text as program_text
 from peers import agree_report, reading
 from peers.page_gpu import GPU_PARTS
 from peers.page_source import Paths, Record, load, machine_text, source, with_sources
@@ -164,6 +165,13 @@ def reading_table(paths: Paths) -> str:
     return "\n".join([reading.table(record), "", *ratio, f"{source(path, record)}; {versions}", *failures])
 
 
+def program(paths: Paths) -> str:
+    """A program at once and call by call."""
+    [path] = paths
+    record = load(path)
+    return "\n".join([program_text(record) + ".", "", source(path, record)])
+
+
 PARTS: Mapping[str, Callable[[Paths], str]] = {
     "peers": peers,
     "peers-best": peers_best,
@@ -174,5 +182,6 @@ PARTS: Mapping[str, Callable[[Paths], str]] = {
     "load": load_table,
     "agree": agree,
     "peers-reading": reading_table,
+    "program": program,
     **GPU_PARTS,
 }

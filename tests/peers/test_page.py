@@ -154,3 +154,13 @@ def test_reading_beside_another_system_and_beside_decoding(tmp_path: Path) -> No
     text = PARTS["reading"]([mine, other])
     assert "| Llama-3.1-8B | 16 × 2048 | 43000 | 41809 |" in text
     assert "15 sequences decode. Milliseconds between two of their tokens: median 40.0, p99 53.3, longest 60.0." in text
+
+
+def test_a_program_at_once_and_call_by_call(tmp_path: Path) -> None:
+    path = tmp_path / "program.json"
+    found = {"runs": 3, "forks": 2, "identical": True, "tokens_per_second": {"together": 20.0, "one by one": 10.0}}
+    found |= {"speedup": {"ratio": 2.0, "interval": [1.9, 2.1]}, "command": "bench program", "machine": MACHINE}
+    path.write_text(json.dumps(found))
+    text = PARTS["program"]([path])
+    assert text.startswith("3 runs with 2 forks each: 20.0 tokens a second together, 10.0 one by one: × 2.00")
+    assert "`program.json`: `bench program`; commit abc1234" in text
