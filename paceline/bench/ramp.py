@@ -29,7 +29,7 @@ WARM_UP_REQUESTS = 2  # before the clocks start
 
 
 class Steps(Protocol):
-    """What a ramp needs of an engine."""
+    """The part of an engine that a ramp uses."""
 
     stats: EngineStats
 

@@ -98,16 +98,8 @@ def run(args: Namespace) -> int:
 def _run_cells(args: Namespace) -> int:
     from paceline.bench.offline import measure
     from paceline.bench.offline_record import record, text
-    from paceline.bench.workloads import workload
 
-    chosen = workload(
-        args.prompts,
-        data=data_of(args),
-        count=args.count,
-        max_tokens=args.max_tokens,
-        seed=args.seed,
-        words=lambda kind: args.input_tokens,
-    )
+    chosen = prompts_of(args)
     check_places(args)
     llm = load(_with_room(args))
     kept, tokens = encoded(llm, chosen, args)
@@ -125,6 +117,20 @@ def _run_cells(args: Namespace) -> int:
     print(text(found))
     write_results(args, found, title=f"Speculation on {args.target}")
     return interrupted_status() if interrupted else 0
+
+
+def prompts_of(args: Namespace) -> list[BenchPrompt]:
+    """Read the prompts that the options name."""
+    from paceline.bench.workloads import workload
+
+    return workload(
+        args.prompts,
+        data=data_of(args),
+        count=args.count,
+        max_tokens=args.max_tokens,
+        seed=args.seed,
+        words=lambda kind: args.input_tokens,
+    )
 
 
 def _with_room(args: Namespace) -> Namespace:

@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.bench_offline import encoded
+from paceline.cli.bench_offline import encoded, prompts_of
 from paceline.cli.interrupts import interrupted_status
 from paceline.cli.options import add_model_options, count, load, temperatures
-from paceline.cli.prompts_and_results import add_prompts, check_places, data_of, write
+from paceline.cli.prompts_and_results import add_prompts, check_places, write
 from paceline.errors import InvalidRequest
 from paceline.progress import Progress, progress_bar
 
@@ -51,20 +51,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     from paceline.bench.ramp import Ramp
     from paceline.bench.ramp_record import record, text
-    from paceline.bench.workloads import workload
 
     ramp = Ramp(args.most, args.seconds, args.window)
     if not ramp.windows:
         raise InvalidRequest(f"{args.seconds} s have no window of {args.window} s: raise --seconds")
     args.prompts, args.html = args.prompts or DEFAULT_PROMPTS, None
-    chosen = workload(
-        args.prompts,
-        data=data_of(args),
-        count=args.count,
-        max_tokens=args.max_tokens,
-        seed=args.seed,
-        words=lambda kind: args.input_tokens,
-    )
+    chosen = prompts_of(args)
     check_places(args)
     if args.max_sequences is None:
         args.max_sequences = args.most
