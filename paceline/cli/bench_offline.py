@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli import bench_grid
 from paceline.cli.interrupts import interrupted_status
 from paceline.cli.options import add_model_options, count, counts, load, rule, temperatures
-from paceline.cli.prompts_and_results import add_prompts, add_results, check_places, data_of, write_results
+from paceline.cli.prompts_and_results import add_prompts, add_results, check_places, prompts_of, write_results
 from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest
 from paceline.progress import Progress, progress_bar
@@ -99,7 +99,7 @@ def _run_cells(args: Namespace) -> int:
     from paceline.bench.offline import measure
     from paceline.bench.offline_record import record, text
 
-    chosen = prompts_of(args)
+    chosen = prompts_of(args, words=lambda kind: args.input_tokens)
     check_places(args)
     llm = load(_with_room(args))
     kept, tokens = encoded(llm, chosen, args)
@@ -117,20 +117,6 @@ def _run_cells(args: Namespace) -> int:
     print(text(found))
     write_results(args, found, title=f"Speculation on {args.target}")
     return interrupted_status() if interrupted else 0
-
-
-def prompts_of(args: Namespace) -> list[BenchPrompt]:
-    """Read the prompts that the options name."""
-    from paceline.bench.workloads import workload
-
-    return workload(
-        args.prompts,
-        data=data_of(args),
-        count=args.count,
-        max_tokens=args.max_tokens,
-        seed=args.seed,
-        words=lambda kind: args.input_tokens,
-    )
 
 
 def _with_room(args: Namespace) -> Namespace:
@@ -191,6 +177,16 @@ def _tokens(llm: LLM, prompt: BenchPrompt, args: Namespace) -> tuple[int, ...]:
 
 
 def _facts(args: Namespace, llm: LLM, *, left_out: int) -> dict[str, Any]:
+    return {
+        **facts_of(args, llm),
+        "bitwise": llm.parts.bitwise,
+        "rounds": args.rounds,
+        "left_out": left_out,
+    }
+
+
+def facts_of(args: Namespace, llm: LLM) -> dict[str, Any]:
+    """Describe a run on the engine: model, drafters, prompts, command and machine."""
     import torch
 
     from paceline.bench.machine import describe
@@ -198,12 +194,9 @@ def _facts(args: Namespace, llm: LLM, *, left_out: int) -> dict[str, Any]:
     return {
         "target": args.target,
         "how": llm.parts.target.why,
-        "bitwise": llm.parts.bitwise,
         "drafters": {name: made.how for name, made in llm.parts.drafters.items()},
         "sources": args.prompts,
         "max_tokens": args.max_tokens,
-        "rounds": args.rounds,
-        "left_out": left_out,
         "command": shlex.join(["paceline", *sys.argv[1:]]),
         "machine": describe(torch.device(llm.parts.target.device)),
     }

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from argparse import ArgumentParser, Namespace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.bench_offline import encoded, prompts_of
+from paceline.cli.bench_offline import encoded, facts_of
 from paceline.cli.interrupts import interrupted_status
 from paceline.cli.options import add_model_options, count, load, temperatures
-from paceline.cli.prompts_and_results import add_prompts, check_places, write
+from paceline.cli.prompts_and_results import add_prompts, check_places, prompts_of, write
 from paceline.errors import InvalidRequest
 from paceline.progress import Progress, progress_bar
 
@@ -56,7 +54,7 @@ def run(args: Namespace) -> int:
     if not ramp.windows:
         raise InvalidRequest(f"{args.seconds} s have no window of {args.window} s: raise --seconds")
     args.prompts, args.html = args.prompts or DEFAULT_PROMPTS, None
-    chosen = prompts_of(args)
+    chosen = prompts_of(args, words=lambda kind: args.input_tokens)
     check_places(args)
     if args.max_sequences is None:
         args.max_sequences = args.most
@@ -65,7 +63,8 @@ def run(args: Namespace) -> int:
         raise InvalidRequest("nothing drafts: name a --drafter, such as ngram")
     prompts, tokens = encoded(default, chosen, args)
     pairs, interrupted = _pairs(args, ramp, (plain, default), prompts, tokens)
-    found = record(pairs, ramp, _facts(args, default, interrupted=interrupted))
+    facts = facts_of(args, default) | {"temperatures": args.temperature, "interrupted": interrupted}
+    found = record(pairs, ramp, facts)
     print(text(found))
     if args.save is not None:
         write(args.save, json.dumps(found, indent=1))
@@ -101,21 +100,3 @@ def _pairs(args: Namespace, ramp: Ramp, engines: tuple[LLM, LLM], prompts: Any, 
 
 def _tick(progress: Progress, before: int, total: int, now: float) -> None:
     progress(before + int(now), total)
-
-
-def _facts(args: Namespace, llm: LLM, *, interrupted: bool) -> dict[str, Any]:
-    import torch
-
-    from paceline.bench.machine import describe
-
-    return {
-        "target": args.target,
-        "how": llm.parts.target.why,
-        "drafters": {name: made.how for name, made in llm.parts.drafters.items()},
-        "sources": args.prompts,
-        "max_tokens": args.max_tokens,
-        "temperatures": args.temperature,
-        "interrupted": interrupted,
-        "command": shlex.join(["paceline", *sys.argv[1:]]),
-        "machine": describe(torch.device(llm.parts.target.device)),
-    }

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli.interrupts import interrupted_status
 from paceline.cli.options import count, counts, numbers, temperatures, whole
-from paceline.cli.prompts_and_results import add_prompts, add_results, check_places, data_of, write_results
+from paceline.cli.prompts_and_results import add_prompts, add_results, check_places, data_of, prompts_of, write_results
 from paceline.errors import InvalidRequest
 from paceline.progress import Progress, progress_bar
 
@@ -99,7 +99,8 @@ def run(args: Namespace) -> int:
     interrupted = False
     check_places(args)
     synthetic = bool(set(args.prompts) & set(SYNTHETIC))
-    chosen = None if synthetic else _prompts(args, {})  # here a bad file is an error before any request is sent
+    # Here a bad file is an error before any request is sent. Without synthetic prompts nobody asks for their length.
+    chosen = None if synthetic else prompts_of(args, words=dict[str, int]().__getitem__)
     try:
         asyncio.run(_measure(args, chosen, runs, plans))
     except KeyboardInterrupt:
@@ -122,7 +123,8 @@ async def _measure(
     clients: list[Client] = []
     try:
         arms = await _arms(args, clients)
-        plans.append(_plan(args, chosen or _prompts(args, await _lengths(args, arms[0]))))
+        lengths = {} if chosen else await _lengths(args, arms[0])
+        plans.append(_plan(args, chosen or prompts_of(args, words=lengths.__getitem__)))
         with progress_bar("warming up") as progress:
             progress.phase("warming up", unit="requests", total=plans[0].requests * len(arms))
             await measure(plans[0], arms, runs, tick=partial(_counted, progress))
@@ -166,19 +168,6 @@ async def _lengths(args: Namespace, arm: Arm) -> dict[str, int]:
 
     kinds = [source for source in args.prompts if source in SYNTHETIC]
     return {kind: await words_for(arm, kind, tokens=args.input_tokens, data=data_of(args)) for kind in kinds}
-
-
-def _prompts(args: Namespace, lengths: Mapping[str, int]) -> list[BenchPrompt]:
-    from paceline.bench.workloads import workload
-
-    return workload(
-        args.prompts,
-        data=data_of(args),
-        count=args.count,
-        max_tokens=args.max_tokens,
-        seed=args.seed,
-        words=lengths.__getitem__,
-    )
 
 
 def _plan(args: Namespace, chosen: Sequence[BenchPrompt]) -> LoadPlan:

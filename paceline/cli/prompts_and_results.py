@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli.options import count
 from paceline.errors import StorageError
+
+if TYPE_CHECKING:
+    from paceline.bench.workloads import BenchPrompt
 
 
 def add_prompts(parser: ArgumentParser, *, required: bool = True) -> None:
@@ -46,6 +49,20 @@ def data_of(args: Namespace) -> Path | None:
 def data_of_environment() -> Path | None:
     given = os.environ.get("PACELINE_DATA")
     return Path(given) if given else None
+
+
+def prompts_of(args: Namespace, *, words: Callable[[str], int]) -> list[BenchPrompt]:
+    """Read the prompts that the options name. `words`: length of a synthetic prompt, by its kind."""
+    from paceline.bench.workloads import workload
+
+    return workload(
+        args.prompts,
+        data=data_of(args),
+        count=args.count,
+        max_tokens=args.max_tokens,
+        seed=args.seed,
+        words=words,
+    )
 
 
 def add_results(parser: ArgumentParser) -> None:

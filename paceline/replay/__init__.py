@@ -1,1 +1,1 @@
-"""What recorded traffic would have been with another drafter, draft length or batch: in simulated time, or for real."""
+"""Recorded traffic as it would be with another drafter, draft length or batch: in simulated time, or for real."""

@@ -141,7 +141,7 @@ class PaperForward:
 
 @dataclass(frozen=True, slots=True)
 class DrafterTraits:
-    """What the governor knows of the drafter that a `PaperDrafter` stands for."""
+    """Traits, known to the governor, of the drafter that a `PaperDrafter` stands for."""
 
     name: str
     max_draft: int

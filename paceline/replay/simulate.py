@@ -47,7 +47,7 @@ class Setting:
 
 @dataclass(slots=True)
 class Run:
-    """What came of a schedule under one setting; if it was interrupted, as far as it came."""
+    """The outcome of a schedule under one setting; if it was interrupted, as far as it came."""
 
     name: str
     outcomes: list[RequestOutcome] = field(default_factory=list)

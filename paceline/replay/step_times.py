@@ -19,7 +19,7 @@ OUTLIER = 2.0  # factor over the fitted time from which a time does not count
 
 
 class PassShape(NamedTuple):
-    """What the time of a pass depends on."""
+    """The shape of a pass, on which its time depends."""
 
     rows: int
     outs: int  # rows with logits

@@ -30,7 +30,7 @@ Rate = float | str | None  # --acceptance: a number, `record`, `sample`; None: b
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the model did on this machine."""
+    """Times and drafts of the model on this machine."""
 
     times: StepTimes
     drafts: Drafts | None  # None: there is no drafter

@@ -54,7 +54,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """What a study asks: prompts with their tokens, and over what it compares."""
+    """The question of a study: prompts with their tokens, and over what it compares."""
 
     prompts: Sequence[BenchPrompt]
     tokens: Sequence[tuple[int, ...]]

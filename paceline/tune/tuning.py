@@ -22,7 +22,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a user wants of a tuning."""
+    """The wishes of a user for a tuning."""
 
     best: int | None = 3  # ways that are measured at each batch size; None: all
     slos: Sequence[Slo] = ()

@@ -28,7 +28,7 @@ MAX_PAST = 20  # canaries that are remembered
 
 @dataclass(slots=True)
 class State:
-    """What the file says. `default`: "" where nobody has chosen one."""
+    """The content of the state file. `default`: "" where nobody has chosen one."""
 
     drafters: dict[str, str] = field(default_factory=dict)  # name → words
     default: str = ""
