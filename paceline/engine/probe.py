@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,8 +70,19 @@ class Probes:
     @contextmanager
     def seated(self, tokens: Seq[int], *, room: int = 0) -> Iterator[int]:
         """Yield a lane with these tokens, not computed yet, and with pages for them and `room` more."""
+        with self.seated_together([tokens], room=room) as [lane]:
+            yield lane
+
+    @contextmanager
+    def seated_together(self, texts: Seq[Seq[int]], *, room: int) -> Iterator[list[int]]:
+        """Yield a lane for each text, as `seated` does."""
+        assert self.lanes.free == len(self.lanes.lengths), "a probe needs the engine to be idle"
+        with ExitStack() as stack:
+            yield [stack.enter_context(self._seat(tokens, room)) for tokens in texts]
+
+    @contextmanager
+    def _seat(self, tokens: Seq[int], room: int) -> Iterator[int]:
         lanes, cache, count = self.lanes, self.cache, len(tokens)
-        assert lanes.free == len(lanes.lengths), "a probe needs the engine to be idle"
         if count + room > self.admission.max_context:
             raise ContextTooLong(
                 f"{count + room} tokens, and the context holds {self.admission.max_context}: give fewer"

@@ -17,17 +17,12 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor
-
-from paceline.draft import Draft
-from paceline.drafters.base import Ask, Seen
+from paceline.drafters.base import Ask
 from paceline.drafters.guard import Guard
-from paceline.drafters.taps import columns
 from paceline.engine.governor import Governor
 from paceline.engine.probe import Probes
+from paceline.engine.redraft import Redraft, count_right
 from paceline.engine.sequence import Sequence
-from paceline.runner.batch import Share, build_batch
 from paceline.sampling.sampler import Sampler
 from paceline.types import Request
 
@@ -131,26 +126,27 @@ class Shadow:
         sampler = Sampler(sampling, seed=text.seed, vocab_size=admission.vocab_size, eos_ids=admission.eos_ids)
         sampler.see_prompt(text.request.prompt)
         with probes.seated(tokens, room=guard.max_draft + 1) as lane:
-            replay = _Replay(self._key, lane, tokens, sampler, probes, guard)
+            replay = Redraft(self._key, lane, tokens, sampler, probes, guard)
             replay.begin(first + 1)
             try:
                 while replay.position < len(tokens) - 1 and guard.out is None:
                     began = self._clock()
-                    draft = replay.draft(self._ask(name, guard, replay))
+                    [draft] = guard.propose([self._ask(name, guard, replay)])
                     self._count(name, rounds=1, seconds=self._clock() - began)
-                    right = replay.advance(draft)
+                    right = count_right(draft, tokens[replay.position :])
+                    replay.advance(right + 1, right=right if draft.tokens else None)
                     self._count(name, drafted=len(draft.tokens), accepted=right)
                     yield
                 self._count(name, texts=1)
             finally:
                 guard.stop(self._key)
 
-    def _ask(self, name: str, guard: Guard, replay: _Replay) -> Ask:
+    def _ask(self, name: str, guard: Guard, replay: Redraft) -> Ask:
         governor, left = self._governor, len(replay.tokens) - replay.position
         return Ask(
             key=replay.key,
             lane=replay.lane,
-            tokens=self._probes.lanes.view(replay.lane, replay.position),
+            tokens=replay.committed,
             max_draft=max(1, min(guard.max_draft, self._max_draft, left - 1)),
             sampler=replay.sampler,
             price=governor.price(name),
@@ -165,72 +161,3 @@ class Shadow:
         score = self.scores.get(name, Score())
         changed = {field: getattr(score, field) + value for field, value in more.items()}
         self.scores = {**self.scores, name: replace(score, **changed)}
-
-
-class _Replay:
-    """One text on a lane, and how far one drafter has come with it."""
-
-    def __init__(
-        self, key: int, lane: int, tokens: tuple[int, ...], sampler: Sampler, probes: Probes, guard: Guard
-    ) -> None:
-        self.key, self.lane, self.tokens, self.sampler = key, lane, tokens, sampler
-        self.position = 0  # tokens that count as committed
-        self._probes, self._guard = probes, guard
-        self._fed = 0
-        self._features = self._compute() if guard.taps else None
-
-    def begin(self, position: int) -> None:
-        self.sampler.advance(self.tokens[position - 1 : position])
-        self._commit(position)
-        self._guard.start(self.key, self.lane, self._probes.lanes.view(self.lane, position))
-        self._feed()
-
-    def draft(self, ask: Ask) -> Draft:
-        [draft] = self._guard.propose([ask])
-        return draft
-
-    def advance(self, draft: Draft) -> int:
-        """Go on behind what was right of a draft, and return how many tokens were."""
-        right = count_right(draft, self.tokens[self.position :])
-        end = min(self.position + right + 1, len(self.tokens))
-        self.sampler.advance(self.tokens[self.position : end])
-        self._commit(end)
-        if draft.tokens and end == self.position and self._guard.out is None:
-            self._guard.observe(self.key, self._probes.lanes.view(self.lane, end), right)
-        self._feed()
-        return right
-
-    def _commit(self, position: int) -> None:
-        lanes = self._probes.lanes
-        lanes.tokens_np[self.lane, : len(self.tokens)] = self.tokens  # a drafter writes its drafts behind the text
-        lanes.lengths_np[self.lane] = self.position = position
-
-    def _compute(self) -> Tensor:
-        """Compute the hidden states of the whole text, float32 [tokens, taps * hidden]."""
-        rows, parts = self._probes.max_step_tokens, []
-        for start in range(0, len(self.tokens), rows):
-            share = Share(lane=self.lane, start=start, count=min(rows, len(self.tokens) - start), outs=1)
-            features = self._probes.forward(build_batch(self._probes.lanes, [share], features=True)).features
-            assert features is not None, "the target keeps the hidden states of loaded drafters"
-            parts.append(columns(self._guard.taps, self._probes.forward.taps)(features).clone())
-        return torch.cat(parts)
-
-    def _feed(self) -> None:
-        """Hand over the hidden states of all positions but the last, which the target has not computed yet."""
-        end = self.position - 1
-        if self._features is not None and end > self._fed:
-            seen = Seen(self.key, self._fed, range(self._fed, end))
-            self._guard.feed(self._features, [seen], crowded=False)
-            self._fed = end
-
-
-def count_right(draft: Draft, said: Seq[int]) -> int:
-    """Count the tokens of a draft that a text begins with, along its best path from the root."""
-    parents = draft.parents or range(-1, len(draft.tokens) - 1)
-    node, right = -1, 0
-    for token in said:
-        node = next((i for i, above in enumerate(parents) if above == node and draft.tokens[i] == token), -2)
-        if node < 0:
-            break
-        right += 1
-    return right

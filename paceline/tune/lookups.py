@@ -44,8 +44,8 @@ class _Text:
 
     @property
     def useful(self) -> int:
-        """Tokens that a draft may have: the last token of the longest answer is never drafted."""
-        return len(self.of.prompt) + self.of.max_tokens - 1 - self.read
+        """Tokens that a draft may have."""
+        return self.of.useful(self.read - len(self.of.prompt))
 
 
 class _Drawn:

@@ -23,6 +23,7 @@ from paceline.tune.candidates import Engines, Group, is_lookup, memory_of, name_
 from paceline.tune.costs import StepCosts, Table, read, stored, table_of
 from paceline.tune.lookups import replay_lookup
 from paceline.tune.predictions import Prediction, predict
+from paceline.tune.redrafts import redraft
 from paceline.tune.traces import Recorded, Round, Step, Trace, recorded, trace
 from paceline.types import Request, SamplingParams, Speculation
 
@@ -30,8 +31,8 @@ Record = dict[str, Any]
 PLAIN, DEFAULT = "plain", "default"
 KIND = Kind("tune", "tune")  # of the places that are measured
 PLAIN_PART = "plain answers"
-PLAIN_SHARE = 4.0  # times as long as another part that the plain run may take
-WARM_TOKENS, COST_TOKENS = 8, 48  # tokens of answers that warm up, and at most of those whose steps are timed
+PLAIN_SHARE, DRAFT_SHARE = 4.0, 2.0  # times as long as another part that the plain run and drafts may take
+WARM_TOKENS, COST_TOKENS = 8, 32  # tokens of answers that warm up, and at most of those whose steps are timed
 COST_TURNS = 2  # timed turns of each arm, every second one in reverse order
 
 
@@ -87,10 +88,10 @@ class Study:
 
     @property
     def planned(self) -> int:
-        """Number of all parts, about: drafters may have fewer lengths, and checks fewer engines."""
+        """Number of all parts, about: checks may need fewer engines."""
         drafters = sum(len(group.scored) for group in self.groups)
         steps = len(self.groups) * len(ladder(max(self.asking.batches)))
-        return 1 + drafters * (1 + len(self.asking.drafts)) + steps + len(self.asking.batches) * len(self.groups)
+        return 1 + 2 * drafters + steps + len(self.asking.batches) * len(self.groups)
 
     # ── the plain run ──
 
@@ -133,8 +134,8 @@ class Study:
         group = self.groups[number]
         try:
             for words in group.scored:
-                for draft in self._lengths(number, words):
-                    self._within_time(f"{words} ={draft}", partial(self._drafts, number, words, draft))
+                self._lengths(number, words)
+                self._within_time(f"drafts of {words}", partial(self._drafts, number, words))
             for batch in ladder(max(self.asking.batches)):
                 self._within_time(f"steps of {group.title}, {batch} at once", partial(self._costs, number, batch))
         except PacelineError as error:
@@ -161,21 +162,39 @@ class Study:
         facts = {"loaded_as": made.name, "vocabulary": vocabulary_share(made, llm.parts.target), **memory_of(made)}
         return {"drafts": drafts, **facts}
 
-    def _drafts(self, number: int, words: str, draft: int) -> Record:
-        """Return the rounds of every answer by batch size; one list where they are the same for all."""
-        llm = self.engines.of(self.groups[number])
+    def _drafts(self, number: int, words: str) -> Record:
+        """Return the rounds of every answer by draft length and batch size; "all" where they are the same for all."""
+        llm, lengths = self.engines.of(self.groups[number]), self._lengths(number, words)
         if is_lookup(llm, words):
-            return {"rounds": {str(batch): self._looked_up(llm, words, draft, batch) for batch in self.asking.batches}}
-        rounds: list[list[Round]] = []
-        same, answers, began = 0, iter(self.answers()), self.budget.clock()
-        # On a CPU fixed drafts of a single sequence are the fastest; a device runs many in the same time.
-        size = 1 if llm.parts.target.decoder is None else max(self.asking.batches)
-        for _, _, traced in self._traces(number, Arm(number, words, draft), size=size):
-            rounds += traced.rounds
-            same += sum(tuple(each.tokens) == next(answers).answer for each in traced.answers)
-            if len(rounds) >= MIN_UNITS and self._is_long(began):
+            looked_up = partial(self._looked_up, llm, words)
+            return {"rounds": {str(k): {str(b): looked_up(k, b) for b in self.asking.batches} for k in lengths}}
+        if llm.parts.target.decoder is None:
+            found = self._redrafted(llm, words, lengths)
+        else:  # a device drafts within its rounds alone
+            found = [self._decoded(number, Arm(number, words, k), DRAFT_SHARE / len(lengths)) for k in lengths]
+        return {"rounds": {str(k): {"all": rounds} for k, rounds in zip(lengths, found, strict=True)}}
+
+    def _redrafted(self, llm: LLM, words: str, lengths: Sequence[int]) -> list[list[list[Round]]]:
+        """Return the rounds of every answer, by length, from drafts behind each token of the plain answers."""
+        guard, answers, began = llm.engine.drafters[name_in(llm, words)], self.answers(), self.budget.clock()
+        samplers = [_sampler(llm, self.asking, i) for i in range(len(answers))]
+        found: list[list[list[Round]]] = []
+        at_once = max(self.asking.batches)
+        for made in redraft(guard, llm.engine.probes, answers, samplers, lengths=lengths, at_once=at_once):
+            found.append(made)
+            if len(found) >= MIN_UNITS and len(found) % at_once == 0 and self._is_long(began, DRAFT_SHARE):
                 break
-        return {"rounds": {"all": rounds}, "answers": len(rounds), "identical": same}
+        return [[made[place] for made in found] for place in range(len(lengths))]
+
+    def _decoded(self, number: int, arm: Arm, share: float) -> list[list[Round]]:
+        """Return the rounds of every answer, decoded with these drafts."""
+        rounds: list[list[Round]] = []
+        began = self.budget.clock()
+        for _, _, traced in self._traces(number, arm, size=max(self.asking.batches)):
+            rounds += traced.rounds
+            if len(rounds) >= MIN_UNITS and self._is_long(began, share):
+                break
+        return rounds
 
     def _looked_up(self, llm: LLM, words: str, draft: int, batch: int) -> list[list[Round]]:
         guard, answers = llm.engine.drafters[name_in(llm, words)], self.answers()
@@ -252,12 +271,12 @@ class Study:
         return found
 
     def _scored(self, words: str) -> Iterator[tuple[int, int, list[list[Round]]]]:
-        for draft in self.known.get(f"lengths of {words}", {"drafts": ()})["drafts"]:
-            rounds = self.known.get(f"{words} ={draft}", {"rounds": {}})["rounds"]
+        scored = self.known.get(f"drafts of {words}", {"rounds": {}})["rounds"]
+        for draft, rounds in scored.items():
             for batch in self.asking.batches:
                 mine = rounds.get(str(batch), rounds.get("all"))
                 if mine:
-                    yield draft, batch, [[Round(*each) for each in answer] for answer in mine]
+                    yield int(draft), batch, [[Round(*each) for each in answer] for answer in mine]
 
     # ── the check ──
 

@@ -57,6 +57,11 @@ class Recorded:
     max_tokens: int
     stopped: bool  # the last token is a stop
 
+    def useful(self, done: int) -> int:
+        """Return the tokens that a draft behind the first `done` tokens of the answer may have: the last token of the
+        longest answer is never drafted."""
+        return self.max_tokens - 1 - done
+
 
 def trace(
     engine: Engine,

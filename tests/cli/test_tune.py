@@ -74,7 +74,7 @@ def test_a_killed_tuning_goes_on(
     assert f"--save {file} goes on" in err
     before = file.read_text()
     names = [json.loads(line)["name"] for line in before.splitlines()[1:]]
-    assert names == ["plain answers", "lengths of ngram", "ngram =1", "ngram =3", "steps of ngram, 1 at once"]
+    assert names == ["plain answers", "lengths of ngram", "drafts of ngram", "steps of ngram, 1 at once"]
     file.write_text(before + '{"name": "to', encoding="utf-8")
     status, out, _ = cli(*argv)
     found = tuned(out)
@@ -174,7 +174,7 @@ def test_a_record_of_a_server(cli: Cli, tiny: str, tmp_path: Path) -> None:
 def test_time_that_is_over_is_said(cli: Cli, tiny: str, asked: Path) -> None:
     status, out, _ = cli("tune", tiny, *TINY, *SMALL, "--drafter", "ngram", "--prompts", asked, "--minutes", 1e-9)
     assert status == 0
-    assert "The time was over before: ngram =1; ngram =3; steps of ngram, 1 at once" in out
+    assert "The time was over before: drafts of ngram; steps of ngram, 1 at once" in out
     assert "Nothing was measured that could be compared." in out
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.draft import EMPTY, Draft
-from paceline.engine.shadow import Shadow, count_right
+from paceline.engine.redraft import count_right
+from paceline.engine.shadow import Shadow
 from paceline.types import Request, SamplingParams, Speculation
 from tests.odd_drafters import raising
 from tests.rig import RIGS, Rig, always, build

@@ -47,10 +47,11 @@ def test_slow_parts_are_cut(model: str) -> None:
     slow.budget.minutes = 1.0
     assert len(slow.answers()) == 4
     slow.budget.began += 1e9
-    assert [len(slow._drafts(0, model, 2)[key]) for key in ("rounds",)] == [1]
-    assert slow._drafts(0, model, 2)["answers"] == slow._drafts(0, model, 2)["identical"] == 4
+    rounds = slow._drafts(0, model)["rounds"]
+    assert {length: len(rounds[length]["all"]) for length in rounds} == {"2": 4, "8": 4}
+    assert slow._decoded(0, Arm(0, model, 8), 1.0) == rounds["8"]["all"]
     assert slow._cost_tokens(1e9) == 8
-    assert slow._cost_tokens(0.0) == 48
+    assert slow._cost_tokens(0.0) == 32
     slow.known["steps of " + slow.groups[0].title + ", 1 at once"] = {"tables": {"plain": [[1, 1e3]]}}
     assert slow._rounds(0, 1, 3, 1) == 4
 
@@ -59,7 +60,7 @@ def test_quick_parts_are_whole(model: str) -> None:
     quick = study(model, "ngram")
     assert len(quick.answers()) == 12
     assert quick._rounds(0, 2, 3, 1) == 6
-    assert quick._cost_tokens(1e9) == 48
+    assert quick._cost_tokens(1e9) == 32
     assert best(quick, 3) == {1: [], 2: []}
 
 
