@@ -16,6 +16,8 @@ import asyncio
 import json
 import math
 import random
+import shlex
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -24,8 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import torch
 
 from paceline.arms import CANARY, CONTROL, ArmSpeed
+from paceline.bench.machine import describe
 from paceline.draft import Draft
 from paceline.drafters.base import Ask
 from paceline.drafters.ngram import NgramDrafter
@@ -182,7 +186,9 @@ def main() -> None:
     args = parser.parse_args()
     rows = simulated(args.simulate, share=args.share) if args.simulate else asyncio.run(measured(args))
     if args.save is not None:
-        args.save.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        command = shlex.join(["python", "-m", "peers.canary_trials", *sys.argv[1:]])
+        record = {"command": command, "machine": describe(torch.device("cpu")), "trials": rows}
+        args.save.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     for row in rows if args.simulate else ():
         print(row)
 

@@ -9,6 +9,7 @@ from paceline.bench.offline_record import tokens_per_step
 from paceline.bench.program import text as program_text
 from peers import agree_report, reading
 from peers.page_gpu import GPU_PARTS
+from peers.page_operating import OPERATING_PARTS
 from peers.page_source import Paths, Record, load, machine_text, source, with_sources
 from peers.results import read_results
 from peers.tables import best_ratios, best_table, disturbed, failed, markdown, whole_table
@@ -184,4 +185,5 @@ PARTS: Mapping[str, Callable[[Paths], str]] = {
     "peers-reading": reading_table,
     "program": program,
     **GPU_PARTS,
+    **OPERATING_PARTS,
 }

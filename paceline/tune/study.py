@@ -30,7 +30,7 @@ from paceline.types import Request, SamplingParams, Speculation
 Record = dict[str, Any]
 PLAIN, DEFAULT = "plain", "default"
 KIND = Kind("tune", "tune")  # of the places that are measured
-PLAIN_PART = "plain answers"
+PLAIN_PART, CHECK = "plain answers", "check of "  # name of a part, and how those of checks begin
 PLAIN_SHARE, DRAFT_SHARE = 4.0, 2.0  # times as long as another part that the plain run and drafts may take
 WARM_TOKENS, COST_TOKENS = 8, 32  # tokens of answers that warm up, and at most of those whose steps are timed
 COST_TURNS = 2  # timed turns of each arm, every second one in reverse order
@@ -81,7 +81,8 @@ class Study:
     def part(self, name: str, make: Callable[[], Record]) -> Record:
         if name not in self.known:
             self.begin(name)
-            record = {"name": name, **make()}
+            began = self.budget.clock()
+            record = {"name": name, **make(), "took": self.budget.clock() - began}
             self.keep(record)
             self.known[name] = record
         return self.known[name]
@@ -92,6 +93,14 @@ class Study:
         drafters = sum(len(group.scored) for group in self.groups)
         steps = len(self.groups) * len(ladder(max(self.asking.batches)))
         return 1 + 2 * drafters + steps + len(self.asking.batches) * len(self.groups)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds that predictions took, and checks, over all runs of this study."""
+        took: dict[str, float] = {"predictions": 0.0, "checks": 0.0}
+        for name, part in self.known.items():
+            took["checks" if name.startswith(CHECK) else "predictions"] += part["took"]
+        return took
 
     # ── the plain run ──
 
@@ -287,7 +296,7 @@ class Study:
         for i, (batch, number) in enumerate(places):
             mine = [arm for arm in arms[batch] if arm.group == number]
             titles = ", ".join(f"{arm.drafter} ={arm.draft}" for arm in mine)
-            name = f"check of {titles or DEFAULT}, {batch} at once"
+            name = f"{CHECK}{titles or DEFAULT}, {batch} at once"
             self._within_time(name, partial(self._measured, batch, number, mine, left=len(places) - i))
             found += [self.known[name]] if name in self.known else []
         return found

@@ -49,7 +49,7 @@ def tune(study: Study, wanted: Wanted, facts: Mapping[str, Any]) -> Record:
         pairs=advice,
         failed=study.failed,
         left_out=study.left_out,
-        facts={**facts, "interrupted": interrupted},
+        facts={**facts, "interrupted": interrupted, "seconds": study.seconds},
     )
 
 

@@ -164,3 +164,45 @@ def test_a_program_at_once_and_call_by_call(tmp_path: Path) -> None:
     text = PARTS["program"]([path])
     assert text.startswith("3 runs with 2 forks each: 20.0 tokens a second together, 10.0 one by one: × 2.00")
     assert "`program.json`: `bench program`; commit abc1234" in text
+
+
+def stored(folder: Path, name: str, **record: Any) -> Path:
+    path = folder / name
+    path.write_text(json.dumps({"command": "a command", "machine": MACHINE, **record}))
+    return path
+
+
+def test_a_choice_beside_the_grid(tmp_path: Path) -> None:
+    def cell(batch: int, way: str, ratio: float) -> dict[str, Any]:
+        return {"batch": batch, "way": way, "ratio": ratio}
+
+    took = {"predictions": 40.0, "checks": 90.0}
+    choice = {"way": "eagle k=2", "max_draft_batch": 1}
+    chosen = stored(tmp_path, "a.json", sources=["chats"], choice=choice, seconds=took)
+    cells = [cell(1, "eagle k=2", 1.5), cell(1, "eagle k=3", 1.6), cell(8, "plain", 1.0), cell(8, "eagle k=3", 0.7)]
+    errors = {"close": 9, "cells": 10}
+    grid = stored(
+        tmp_path, "b.json", batch=[1, 8], cells=cells, errors=errors, seconds={"predictions": 1.0, "checks": 500.0}
+    )
+    text = PARTS["tuned"]([chosen, grid])
+    assert "| chats | eagle k=2 | 1.50 and 1.00 | eagle k=3 1.60, plain 1.00 | 3.2% | 9 of 10 |" in text
+    assert "40 to predict, 90 to check; the grid 500" in text
+    choice["max_draft_batch"] = 8
+    with pytest.raises(ValueError, match="not enough values"):  # the grid has nothing to compare with
+        PARTS["tuned"]([stored(tmp_path, "a.json", sources=["chats"], choice=choice, seconds=took), grid])
+
+
+def test_trials_of_a_canary(tmp_path: Path) -> None:
+    ends = [("promoted", 50), ("running", 400), ("rolled back", 90)]
+    trials = [
+        {"kind": "equal", "requests": requests, "changed": 0, "lost": 1, "canary": {"phase": phase}}
+        for phase, requests in ends
+    ]
+    text = PARTS["canary"]([stored(tmp_path, "c.json", trials=trials)])
+    assert "| equal | 3 | 1 | 1 | 1 | 50–400, median 90 | 0 | 3 |" in text
+
+
+def test_a_replay_beside_a_real_one(tmp_path: Path) -> None:
+    errors = [{"figure": "TTFT p50, ms", "simulated": 51.3, "real": 54.0, "error": -0.05, "holds": True}]
+    text = PARTS["replayed"]([stored(tmp_path, "r.json", errors_against=errors)])
+    assert "| TTFT p50, ms | 51.3 | 54.0 | -5.0% |" in text

@@ -1,0 +1,104 @@
+"""Parts of docs/benchmarks.md about operating: how right a tuning, a simulated replay and a canary were."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+from peers.page_source import Paths, Record, load, source, with_sources
+from peers.tables import markdown
+
+PLAIN = "plain"
+
+
+def tuned(paths: Paths) -> str:
+    """Choices of `paceline tune` within a grid in which everything was measured: pairs of files, choice and grid."""
+    header = ["prompts", "choice", "at 1 and 8", "best of the grid", "behind it", "right predictions", "seconds"]
+    records = [load(path) for path in paths]
+    rows = [_tuned_row(*pair) for pair in zip(records[::2], records[1::2], strict=True)]
+    return with_sources(markdown(header, rows), paths)
+
+
+def _tuned_row(chosen: Record, grid: Record) -> list[str]:
+    choice, batches = chosen["choice"], grid["batch"]
+    speeds = [_speed(grid, _at(choice, batch), batch) for batch in batches]
+    best = [_best(grid, batch) for batch in batches]
+    ways = ", ".join(f"{cell['way']} {cell['ratio']:.2f}" for cell in best)
+    behind = max(0.0, 1 - mean(speeds) / mean([cell["ratio"] for cell in best]))
+    took, whole = chosen["seconds"], grid["seconds"]
+    errors = grid["errors"]
+    return [
+        ", ".join(chosen["sources"]),
+        choice["way"],
+        " and ".join(f"{speed:.2f}" for speed in speeds),
+        ways,
+        f"{behind:.1%}",
+        f"{errors['close']} of {errors['cells']}",
+        f"{took['predictions']:.0f} to predict, {took['checks']:.0f} to check; the grid {whole['checks']:.0f}",
+    ]
+
+
+def _at(choice: Record, batch: int) -> str:
+    """Return how a choice decodes so many sequences."""
+    most = choice["max_draft_batch"]
+    return PLAIN if most is not None and batch > most else str(choice["way"])
+
+
+def _speed(grid: Record, way: str, batch: int) -> float:
+    [cell] = [cell for cell in grid["cells"] if (cell["batch"], cell["way"]) == (batch, way)]
+    return float(cell["ratio"])
+
+
+def _best(grid: Record, batch: int) -> Record:
+    cells: list[Record] = [cell for cell in grid["cells"] if cell["batch"] == batch]
+    return max(cells, key=lambda cell: float(cell["ratio"]))
+
+
+def mean(ratios: Sequence[float]) -> float:
+    return math.exp(statistics.fmean(map(math.log, ratios)))
+
+
+def canary_trials(paths: Paths) -> str:
+    """Trials of the canary, a row for each kind of drafter."""
+    [path] = paths
+    record = load(path)
+    header = ["drafter", "trials", "promoted", "rolled back", "still open", "requests", "texts changed", "lost"]
+    kinds = dict.fromkeys(row["kind"] for row in record["trials"])
+    rows = [_trials_row(kind, [row for row in record["trials"] if row["kind"] == kind]) for kind in kinds]
+    return "\n".join([markdown(header, rows), "", source(path, record)])
+
+
+def _trials_row(kind: str, trials: Sequence[Record]) -> list[str]:
+    phases = [row["canary"]["phase"] for row in trials]
+    ended = ["promoted", "rolled back"]
+    counts = [phases.count(phase) for phase in ended]
+    needed = sorted(row["requests"] for row in trials)
+    return [
+        kind,
+        str(len(trials)),
+        *map(str, counts),
+        str(len(trials) - sum(counts)),
+        f"{needed[0]}–{needed[-1]}, median {statistics.median(needed):g}",
+        str(sum(row["changed"] for row in trials)),
+        str(sum(row["lost"] for row in trials)),
+    ]
+
+
+def replayed(paths: Paths) -> str:
+    """A simulated replay beside a real one of the same record."""
+    [path] = paths
+    record = load(path)
+    header = ["figure", "simulated", "for real", "error"]
+    rows = [
+        [each["figure"], f"{each['simulated']:.1f}", f"{each['real']:.1f}", f"{each['error']:+.1%}"]
+        for each in record["errors_against"]
+    ]
+    return "\n".join([markdown(header, rows), "", source(path, record)])
+
+
+OPERATING_PARTS: Mapping[str, Callable[[Paths], str]] = {
+    "tuned": tuned,
+    "canary": canary_trials,
+    "replayed": replayed,
+}
