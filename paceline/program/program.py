@@ -59,19 +59,9 @@ class Program:
         outer: State = args[0]
         return outer.inside(self.name, lambda inner: self._body(inner, *args[1:], **kwargs), file=self._file)
 
-    def start(
-        self,
-        *args: Any,
-        on: LLM | Remote | None = None,
-        seed: int | None = None,
-        max_calls: int = MAX_CALLS,
-        timeout: float | None = None,
-        cache_salt: str | None = None,
-        **kwargs: Any,
-    ) -> State:
+    def start(self, *args: Any, **options: Any) -> State:
         """Begin a run, and return its state at once: read variables, stream them, or `wait`. See `run`."""
-        limits: dict[str, Any] = {"max_calls": max_calls, "timeout": timeout, "cache_salt": cache_salt}
-        state, body = self._made(*args, on=on, seed=seed, **limits, **kwargs)
+        state, body = self._made(*args, **options)
         state.run.start(body)
         return state
 

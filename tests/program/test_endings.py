@@ -345,6 +345,31 @@ def test_joined_forks_and_ended_runs_are_read_only(llm: LLM) -> None:
     assert state.error is None, "a run that has ended cannot be stopped"
 
 
+def test_a_run_that_is_stopped_aborts_what_runs_and_what_waits(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More calls than the engine runs at once, and some that wait for another's prefix: none decodes to its end."""
+    aborted, abort, submit, submitted = set[str](), llm.engine.abort, llm.engine.submit, list[str]()
+    monkeypatch.setattr(llm.engine, "abort", lambda name: (aborted.add(name), abort(name)))
+    monkeypatch.setattr(llm.engine, "submit", lambda each, **more: (submitted.append(each.id), submit(each, **more)))
+    step, count = llm.engine.step, llm.engine.max_sequences + 3
+    monkeypatch.setattr(llm.engine, "step", lambda: (time.sleep(0.02), step())[1])  # no call ends before the stop
+
+    @program
+    def crowd(s: State) -> None:
+        s += "abc" * 20
+        for fork in s.fork(count):
+            fork += gen("open", max_tokens=LONG)
+
+    state = crowd.start(on=llm)
+    deadline = time.monotonic() + 20
+    while not submitted and time.monotonic() < deadline:
+        time.sleep(0.001)
+    state.stop()
+    assert isinstance(state.error, ProgramError)
+    assert aborted
+    assert len(aborted) == count, "every call of the run"
+    assert {*submitted} <= aborted
+
+
 def test_how_a_program_is_not_run(llm: LLM) -> None:
     @program
     def asks(s: State, question: str) -> None:
