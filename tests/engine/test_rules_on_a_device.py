@@ -57,6 +57,7 @@ def on_device(asked: list[Request], name: str = "noisy", backend: str = "toy") -
 FIXED: Mapping[str, Any] = {"fixed_draft": True, "max_draft": 3, "max_step_tokens": 256}  # texts depend on drafts
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("rule", OTHERS)
 def test_the_device_says_what_the_host_says(rule: Rule) -> None:
     """As long as both draft alike: near the end of an answer they know differently how much room is left."""
@@ -76,6 +77,7 @@ def test_a_device_knows_how_sure_its_drafter_is() -> None:
     assert tokens_of(mine) != tokens_of(on_device(fixed)[1])
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("rule", LOSSY)
 def test_lossy_rules_judge_trees(rule: Rule) -> None:
     """Along all branches, as the host does it."""

@@ -34,6 +34,7 @@ def level(seats: int, drafted: int) -> float:
 READS = {"drafters": {"stub": ReadingStub()}, "readers": ("stub",), "catch_up": 10 * MILLISECOND}
 
 
+@pytest.mark.unwatched(wholly=True)
 @pytest.mark.parametrize(("device", "rate", "steps"), [(dear, 0.3, 600), (level, 0.8, 200), (dear, 0.0, 200)])
 def test_trials_and_probes_cost_nearly_nothing(device: Device, rate: float, steps: int) -> None:
     """The second trial of 600 rounds reads what two sequences have missed, not all of them."""
@@ -43,6 +44,7 @@ def test_trials_and_probes_cost_nearly_nothing(device: Device, rate: float, step
     assert with_drafts >= 0.98 * plain
 
 
+@pytest.mark.unwatched(wholly=True)
 def test_a_trial_finds_drafts_that_pay() -> None:
     plain, _ = speed(host, dear, batch=64, steps=200, drafts=False)
     with_drafts, rounds = speed(host, dear, batch=64, steps=200, drafts=True, rate=0.9, **READS)
