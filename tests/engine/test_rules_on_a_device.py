@@ -77,7 +77,6 @@ def test_a_device_knows_how_sure_its_drafter_is() -> None:
     assert tokens_of(mine) != tokens_of(on_device(fixed)[1])
 
 
-@pytest.mark.unwatched
 @pytest.mark.parametrize("rule", LOSSY)
 def test_lossy_rules_judge_trees(rule: Rule) -> None:
     """Along all branches, as the host does it."""

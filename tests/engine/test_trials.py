@@ -44,7 +44,6 @@ def test_trials_and_probes_cost_nearly_nothing(device: Device, rate: float, step
     assert with_drafts >= 0.98 * plain
 
 
-@pytest.mark.unwatched(wholly=True)
 def test_a_trial_finds_drafts_that_pay() -> None:
     plain, _ = speed(host, dear, batch=64, steps=200, drafts=False)
     with_drafts, rounds = speed(host, dear, batch=64, steps=200, drafts=True, rate=0.9, **READS)
