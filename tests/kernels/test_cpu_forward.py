@@ -50,7 +50,6 @@ def compare(config, format, sizes=SIZES):
         assert (mine - other).abs().max() < 0.05 * other.std()
 
 
-@pytest.mark.unwatched
 @pytest.mark.parametrize("variant", RUNNABLE)
 @pytest.mark.parametrize("format", [*FORMATS, "mixed"])
 def test_every_variant_and_format(variant, format, monkeypatch):

@@ -21,7 +21,6 @@ def logits_of(model):
     return logits
 
 
-@pytest.mark.unwatched
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("sizes", [(40,), (17, 16, 7), (20,) + (1,) * 20], ids=["whole", "chunks", "decode"])
 def test_logits_equal_those_of_transformers(family, sizes, tiny):

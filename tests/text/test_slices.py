@@ -91,7 +91,6 @@ def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "SLICE_CHARACTERS", 1)
 
 
-@pytest.mark.unwatched
 @pytest.mark.parametrize("name", sorted({pre.patterns: name for name, pre in KNOWN.items()}.values()))
 def test_slices_of_every_pattern_give_the_ids_of_the_whole(name: str) -> None:
     tokenizer = gguf(name)

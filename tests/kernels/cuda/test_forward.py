@@ -73,7 +73,6 @@ def compare(config: ModelConfig, format: str, device: torch.device, dtype: torch
         assert torch.equal(got.argmax, got.logits.argmax(-1).int())
 
 
-@pytest.mark.unwatched
 @pytest.mark.parametrize("config", ARCHITECTURES)
 def test_every_architecture(config: str, device: torch.device, dtype: torch.dtype) -> None:
     compare(CONFIGS[config], "int8", device, dtype, STEPS)

@@ -85,7 +85,6 @@ def test_same_text_under_pressure() -> None:
         assert tokens_of(told) == tokens_of(run(build("cuda", on_device={}), plain(asked)))
 
 
-@pytest.mark.unwatched
 @pytest.mark.parametrize("name", HEADS)
 def test_passes_as_those_of_plain_torch(name: str) -> None:
     """Two sequences of several rows, then two turns on the head's own output."""
