@@ -16,7 +16,6 @@ MAKERS = [byte_level_tokenizer, sentencepiece_tokenizer, smollm2]
 # ── one by one as all at once ──
 
 
-@pytest.mark.unwatched
 @given(data=st.data(), skip_special=st.booleans(), continuation=st.booleans())
 @settings(max_examples=120, deadline=None)
 @pytest.mark.parametrize("make", MAKERS)

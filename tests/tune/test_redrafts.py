@@ -16,7 +16,6 @@ from tests.tune.test_traces import Raising, fixed, plain_answers, rounds_of, sam
 LENGTHS = (1, 3, 6)
 
 
-@pytest.mark.unwatched
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(("kind", "name"), [("eagle", "eagle"), ("model", "noisy")])
 def test_rounds_are_those_of_an_engine(kind: str, name: str, temperature: float) -> None:

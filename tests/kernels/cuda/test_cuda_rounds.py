@@ -37,7 +37,6 @@ from tests.kernels.tiny_forward import PLAIN
 from tests.odd_drafters import TreesOnDevice
 
 
-@pytest.mark.unwatched
 @pytest.mark.parametrize(("drafter", "longest"), [("model", 2), ("self", 2), ("ngram", 3)])
 def test_drafts_as_those_of_portable_rounds(drafter: str, longest: int, device: torch.device) -> None:
     """A lane with all filters and a greedy one, whose limits differ; then the greedy one alone."""
@@ -138,7 +137,6 @@ def test_trees(device: torch.device) -> None:
     assert any(path != tuple(range(len(path))) for path in paths)
 
 
-@pytest.mark.unwatched
 @pytest.mark.parametrize("drafter", [None, "model", "ngram"])
 def test_offers_beside_a_drafter(drafter: str | None, device: torch.device) -> None:
     """One offer that fits and is half right, one for which a step in flight has said something else."""

@@ -42,7 +42,6 @@ def plain_answers(law: str) -> dict[Key, Told]:
     return run(build("cuda", on_device={}), plain(requests(law)))
 
 
-@pytest.mark.unwatched
 @pytest.mark.parametrize(("name", "law"), PAIRS)
 def test_same_text_whoever_drafts(name: str, law: str) -> None:
     rig = build("cuda", on_device={name: DRAFTERS[name]})

@@ -62,7 +62,6 @@ def both_nearly(
     return mine
 
 
-@pytest.mark.unwatched
 @pytest.mark.parametrize("drafter", [None, "self"])
 def test_every_parameter_as_by_portable_rounds(drafter: str | None, device: torch.device) -> None:
     """Penalties, bias and log-probabilities beside a plain lane, from the prompts on."""
@@ -111,7 +110,6 @@ def test_prompts_are_scored_and_pooled(device: torch.device, monkeypatch: pytest
     assert third.states.shape == (5, PLAIN.hidden_size)
 
 
-@pytest.mark.unwatched
 @pytest.mark.parametrize("drafter", [None, "eagle"])
 def test_hidden_states_for_the_host(drafter: str | None, device: torch.device) -> None:
     """Those of committed rows, for the sequences that ask, beside a head that reads its own."""
@@ -175,7 +173,6 @@ def draw_with(
     rounds.draw(ticket, [*masks])
 
 
-@pytest.mark.unwatched
 @pytest.mark.parametrize("late", [False, True])
 def test_masks_decide_every_row_and_seats_without_them_draw_nothing(
     late: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
@@ -249,7 +246,6 @@ def test_masks_of_trees_follow_their_paths(device: torch.device) -> None:
         assert landed[1].tokens == (*deepest, 3)
 
 
-@pytest.mark.unwatched
 @pytest.mark.parametrize("rules", [(Rule.REJECTION, Rule.CONFIDENCE), (Rule.BLOCK, Rule.TYPICAL)])
 def test_rules_as_by_portable_rounds(rules: tuple[Rule, Rule], device: torch.device) -> None:
     """Two seats of each rule beside coupled ones, with filters and edits, and drafts of different lengths."""
@@ -267,7 +263,6 @@ def test_rules_as_by_portable_rounds(rules: tuple[Rule, Rule], device: torch.dev
     assert [len(each.drafted) for each in landed] == [2, 1, 2, 1]
 
 
-@pytest.mark.unwatched
 @pytest.mark.parametrize("drafter", ["medusa", "eagle"])
 def test_rules_judge_trees_as_by_portable_rounds(drafter: str, device: torch.device) -> None:
     made = pair(device, drafter, **({"branches": 3} if drafter == "eagle" else {}))
