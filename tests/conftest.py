@@ -46,14 +46,15 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Choose what coverage does not watch: laws, and all cases but the first of tests that are marked so.
+    """Choose what coverage does not watch: laws, and tests that are marked so, wholly or all of their cases but one.
 
     They run the same lines thousands of times, at two to four times the time under its eyes."""
     cases: Counter[str] = Counter()
     for item in items:
         test = item.nodeid.partition("[")[0]
         cases[test] += 1
-        repeats = cases[test] > 1 and item.get_closest_marker("unwatched") is not None
+        mark = item.get_closest_marker("unwatched")
+        repeats = mark is not None and (cases[test] > 1 or mark.kwargs.get("wholly", False))
         item.stash[UNWATCHED] = repeats or test.startswith(LAWS)
 
 

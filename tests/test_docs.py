@@ -104,11 +104,13 @@ def test_lines_fit_the_columns(path: Path) -> None:
 
 
 @of_each_page
+@pytest.mark.unwatched(wholly=True)
 def test_names_in_documents_exist(path: Path) -> None:
     unknown = mentions.unknown_names(path.read_text(encoding="utf-8"), mentions.everywhere(), beside=path)
     assert not unknown
 
 
+@pytest.mark.unwatched(wholly=True)
 def test_names_in_docstrings_and_comments_exist() -> None:
     sources = [each for each in mentions.sources().values() if each.path.is_relative_to(mentions.PACKAGE)]
     assert sum(len(source.prose) for source in sources) > 1000
@@ -140,6 +142,7 @@ rows = 1  # as many as `cached_rows`; see mentions.py
     assert files == [["gone.c", "docs/adr/README.md#gone"], []]
 
 
+@pytest.mark.unwatched(wholly=True)
 def test_a_name_of_another_room_is_no_name_here() -> None:
     """A function of another room must not hide that a method of this one is gone."""
     here, *others = (each for each in mentions.sources().values() if each.path.is_relative_to(mentions.PACKAGE))

@@ -7,7 +7,7 @@ whole distribution, and a context out of order is an error at once. Its "keys an
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ CONTEXTS = 4099  # distinct distributions by the last token
 HIDDEN = 64
 STATE = 77  # tap whose states stand for those after the last norm
 DETAILS = 509  # distinct corrections by the whole context
+PLACES = np.arange(4096)
 POWERS = np.cumprod(np.full(4096, 0x9E3779B97F4A7C15, dtype=np.uint64))
 
 
@@ -47,6 +48,14 @@ def table(seed: int, rows: int, vocab_size: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(rows, vocab_size)).astype(np.float32)
 
 
+@functools.cache
+def tables(seed: int, vocab_size: int, sharpness: float, noise: float) -> tuple[np.ndarray, np.ndarray]:
+    """Logits by the last token, and corrections by the whole context: models of the same kind share them."""
+    contexts = sharpness * table(seed, CONTEXTS, vocab_size)
+    contexts = contexts + noise * sharpness * table(seed + 1000, CONTEXTS, vocab_size)
+    return contexts, 0.7 * table(seed + 2000, DETAILS, vocab_size)
+
+
 class ToyForward:
     """`noise` adds another table of the same kind: a drafter that is right less often the larger it is."""
 
@@ -66,11 +75,10 @@ class ToyForward:
         self._kv = ToyKV(num_pages)
         self.kv: KVMemory = self._kv
         self.vocab_size = vocab_size
-        self._contexts = sharpness * table(seed, CONTEXTS, vocab_size)
-        self._contexts = self._contexts + noise * sharpness * table(seed + 1000, CONTEXTS, vocab_size)
-        self._details = 0.7 * table(seed + 2000, DETAILS, vocab_size)
+        self._contexts, self._details = tables(seed, vocab_size, sharpness, noise)
         self._last: Output | None = None
 
+    @torch.inference_mode()
     def __call__(self, batch: Batch) -> Output:
         if self._last is not None:  # the memory of an Output belongs to the next pass
             self._last.logits.fill_(torch.nan)
@@ -83,10 +91,9 @@ class ToyForward:
         self._kv.tokens[slots] = batch.tokens.numpy()
         self._kv.positions[slots] = batch.positions.numpy()
         owners = np.searchsorted(batch.row_starts.numpy(), batch.logit_rows.numpy(), side="right") - 1
-        rows = zip(batch.logit_rows.tolist(), owners.tolist(), strict=True)
-        logits = torch.empty((len(owners), self.vocab_size))
-        for out, (row, owner) in enumerate(rows):
-            logits[out] = torch.from_numpy(self.logits_after(self._context(batch, row, owner)))
+        contexts = self._contexts_of(batch, batch.logit_rows.tolist(), owners.tolist())
+        logits = torch.from_numpy(np.array([self.logits_after(context) for context in contexts], dtype=np.float32))
+        logits = logits.view(len(owners), self.vocab_size)
         wanted = batch.features and self.taps
         features = self.features_of(batch.tokens.numpy(), batch.positions.numpy()) if wanted else None
         places = batch.tokens.numpy(), batch.positions.numpy()
@@ -109,16 +116,18 @@ class ToyForward:
     def pick(self, logits: Tensor, scales: Tensor, keys: Tensor) -> Tensor:
         return pick(load_library(), 1, logits, scales, keys)
 
-    def _context(self, batch: Batch, row: int, owner: int) -> np.ndarray:
-        """The tokens that a row attends to, itself last."""
-        position, base = int(batch.positions[row]), int(batch.bases[owner])
-        shared = position + 1 if batch.tails is None else min(position + 1, base)
-        index = np.arange(shared)
-        slots = batch.page_table[owner].numpy()[index // PAGE_SIZE] * PAGE_SIZE + index % PAGE_SIZE
-        if batch.tails is not None:
-            slots = np.concatenate((slots, batch.tails[row, : position + 1 - shared].numpy()))
-        assert np.array_equal(self._kv.positions[slots], np.arange(position + 1)), "a context out of order"
-        return self._kv.tokens[slots]
+    def _contexts_of(self, batch: Batch, rows: Sequence[int], owners: Sequence[int]) -> Iterator[np.ndarray]:
+        """Yield the tokens that each row attends to, itself last."""
+        positions, bases, pages = batch.positions.tolist(), batch.bases.tolist(), batch.page_table.numpy()
+        tails = None if batch.tails is None else batch.tails.numpy()
+        for row, owner in zip(rows, owners, strict=True):
+            length = positions[row] + 1
+            index = PLACES[: length if tails is None else min(length, bases[owner])]
+            slots = pages[owner][index // PAGE_SIZE] * PAGE_SIZE + index % PAGE_SIZE
+            if tails is not None:
+                slots = np.concatenate((slots, tails[row, : length - len(index)]))
+            assert np.array_equal(self._kv.positions[slots], PLACES[:length]), "a context out of order"
+            yield self._kv.tokens[slots]
 
     def logits_after(self, context: np.ndarray) -> np.ndarray:
         """What the model thinks of the token after these."""

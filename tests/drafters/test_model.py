@@ -108,6 +108,7 @@ OPTIONS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("case", OPTIONS)
 def test_in_step(case: str) -> None:
     of_drafter, of_engine = OPTIONS[case]

@@ -205,6 +205,7 @@ def test_of_both_texts_the_longer_match_drafts() -> None:
 ON_DEVICE = {"prediction": LookupOnDevice(reads_prediction=True)}
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("law", ["greedy", "sampled"])
 @pytest.mark.parametrize("backend", ["toy", "compiled"])
 def test_a_device_looks_in_the_prediction_itself(backend: str, law: str) -> None:

@@ -100,6 +100,7 @@ def others() -> dict[Key, list[int]]:
     return tokens_of(run(build("toy"), OTHERS))
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("when", range(1, 12))
 @pytest.mark.parametrize("on_device", [{}, GOOD], ids=["plain", "good"])
 def test_abort_in_flight(when: int, on_device: Mapping[str, Any]) -> None:
@@ -174,6 +175,7 @@ PARAMETERS: Mapping[str, SamplingParams] = {
 }
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("kind", PARAMETERS)
 def test_no_parameter_disturbs_the_others(kind: str) -> None:
     """It comes while others run on the device, and leaves before they end."""
@@ -337,6 +339,7 @@ def test_catching_up_keeps_to_the_rows_of_a_step() -> None:
     assert all(told[name, 0].stats.accepted > 0 for name in ("b", "c"))
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("draft", [1, 3, 8])
 def test_a_draft_beyond_the_context_stays_inside_its_lane(draft: int) -> None:
     """A step in flight may bring more than was foreseen: then the next goes beyond the end, but not far."""

@@ -72,6 +72,7 @@ def test_drafts_that_do_not_pay_cost_nearly_nothing(
     assert with_drafts >= 0.98 * plain
 
 
+@pytest.mark.unwatched(wholly=True)
 @pytest.mark.parametrize("batch", [1, 16, 64])
 def test_drafts_that_pay_are_made(batch: int) -> None:
     plain, _ = speed(quick, by_rows, batch=batch, steps=100, drafts=False)
@@ -96,6 +97,7 @@ def test_a_large_batch_looks_less_often_for_the_best_length(monkeypatch: pytest.
         assert 10 < len(looks) <= most
 
 
+@pytest.mark.unwatched(wholly=True)
 def test_the_same_drafts_pay_where_the_host_is_quick() -> None:
     """By the device alone they would pay in both cases."""
     chances = {"batch": 64, "steps": 300, "drafts": True, "found": 0.5, "rate": 0.5}
@@ -117,6 +119,7 @@ class BusyAtFirst:
         return 30 * MILLISECOND if busy else quick(seats)
 
 
+@pytest.mark.unwatched(wholly=True)
 @pytest.mark.parametrize("busy", [1, 2])
 def test_busy_moments_in_the_first_rounds_with_drafts_do_not_end_drafting(busy: int) -> None:
     """After a rest the host is measured anew, so that a time that was too long is forgotten."""
@@ -126,6 +129,7 @@ def test_busy_moments_in_the_first_rounds_with_drafts_do_not_end_drafting(busy: 
     assert rounds.rounds - rounds.drafting < rests + 32
 
 
+@pytest.mark.unwatched(wholly=True)
 def test_drafts_that_could_never_pay_are_not_tried_again() -> None:
     """A draft takes ten plain rounds: by the device alone even perfect ones lose, whatever the host needs."""
     dear = {"batch": 16, "steps": 800, "drafts": True, "rate": 0.9}
@@ -171,6 +175,7 @@ class Always(Drafter):
         return [Draft(tokens=(TOKEN,) * ask.max_draft) for ask in asks]
 
 
+@pytest.mark.unwatched(wholly=True)
 @pytest.mark.parametrize(("host", "drafting"), [(slow, False), (quick, True)])
 def test_drafters_on_the_host_are_weighed_as_well(host: Host, drafting: bool) -> None:
     """Their offers keep the host busy beside the device; where that takes longer than they bring, they rest."""

@@ -9,6 +9,7 @@ from paceline.types import SamplingParams
 from tests.engine.filtered_draws import FILTERS, check_best_tokens, check_filters, check_grammars
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 3.0])
 def test_filters_after_the_pass_give_the_tokens_of_sampling(filters: dict[str, float], temperature: float) -> None:

@@ -54,6 +54,7 @@ def test_which_rules_are_lossy() -> None:
     assert LOSSY == [Rule.THRESHOLD, Rule.TYPICAL, Rule.CONFIDENCE]
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("rule", LOSSY)
 def test_more_is_accepted_than_the_target_would_have_said(rule: Rule, temperature: float) -> None:

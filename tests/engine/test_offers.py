@@ -111,6 +111,7 @@ def test_one_that_never_drafts_leaves_plain_steps() -> None:
     assert seer.observed == []
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize(
     "other", [{}, {"good": TARGET}, {"ngram": DEVICE_RIGS["ngram"]}], ids=["alone", "model", "ngram"]
 )

@@ -57,6 +57,7 @@ def on_device(asked: list[Request], name: str = "noisy", backend: str = "toy") -
 FIXED: Mapping[str, Any] = {"fixed_draft": True, "max_draft": 3, "max_step_tokens": 256}  # texts depend on drafts
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("rule", OTHERS)
 def test_the_device_says_what_the_host_says(rule: Rule) -> None:
     """As long as both draft alike: near the end of an answer they know differently how much room is left."""

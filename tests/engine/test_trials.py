@@ -34,6 +34,7 @@ def level(seats: int, drafted: int) -> float:
 READS = {"drafters": {"stub": ReadingStub()}, "readers": ("stub",), "catch_up": 10 * MILLISECOND}
 
 
+@pytest.mark.unwatched(wholly=True)
 @pytest.mark.parametrize(("device", "rate", "steps"), [(dear, 0.3, 600), (level, 0.8, 200), (dear, 0.0, 200)])
 def test_trials_and_probes_cost_nearly_nothing(device: Device, rate: float, steps: int) -> None:
     """The second trial of 600 rounds reads what two sequences have missed, not all of them."""

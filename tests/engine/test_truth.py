@@ -74,6 +74,7 @@ class Machine:
         return int(math.log(1 - self._random.random()) / math.log(right))
 
 
+@pytest.mark.unwatched(wholly=True)
 @pytest.mark.parametrize(("batch", "noise", "trials"), [(1, 0.3, 40), (8, 0.1, 10)])
 def test_the_interval_holds_the_truth_and_is_narrow_after_a_minute(batch: int, noise: float, trials: int) -> None:
     held, ratio = 0, 1.5
@@ -194,6 +195,7 @@ class Mistaken(StubRounds):
         return 0.001
 
 
+@pytest.mark.unwatched(wholly=True)
 @pytest.mark.parametrize("measured", [False, True])
 def test_a_wrong_cost_table_is_put_right(measured: bool) -> None:
     rounds = Mistaken(Clock(), lambda seats, drafted: 0.001 + 0.0005 * drafted, lambda seats: 0.0, rate=0.4)

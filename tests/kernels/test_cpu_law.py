@@ -46,6 +46,7 @@ def random_passes(source: random.Random) -> list[list[tuple[int, int, int]]]:
     return passes
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("variant", RUNNABLE)
 @pytest.mark.parametrize("format", ["mixed", "int4"])
 def test_chunks_neighbours_and_threads_change_no_bit(variant, format, monkeypatch):
@@ -96,6 +97,7 @@ def tree_batch(tokens, base, parents, drafted, slots, pages) -> Batch:
     )
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("variant", RUNNABLE)
 @pytest.mark.parametrize("base", [3, 16, 75, 127, 130, 142])
 def test_a_tree_gives_each_node_the_bits_of_its_own_path(variant, base, monkeypatch):

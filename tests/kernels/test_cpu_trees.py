@@ -97,6 +97,7 @@ def text_and_pages(source: random.Random, sequence: int, length: int) -> tuple[l
     return [source.randrange(90) for _ in range(length)], pages
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("variant", RUNNABLE)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("base", [2, 15, 17, 112, 122, 128, 129, 142])
@@ -112,6 +113,7 @@ def test_trees_where_pages_chunks_and_windows_end(variant, shape, base, monkeypa
         check(alone, [work], forward(planted([work])).logits.clone())
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("variant", RUNNABLE)
 @pytest.mark.parametrize("window", [0, 4, 5])
 @pytest.mark.parametrize("base", [6, 7, 127, 128, 129])

@@ -19,6 +19,7 @@ from tests.server.bridged import LONG, Gate, a_request, aio, bridged, read, rig_
 from tests.tiny_models import tiny_tokenizer
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_answers_are_those_of_the_engine(params: tuple[SamplingParams, ...]) -> None:
     requests = mixed_requests(params, [Request(id="", prompt=(1,)).speculation], count=32)

@@ -32,6 +32,7 @@ def content(answer: dict[str, Any], index: int = 0) -> str:
     return text
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_speculation_and_streaming_change_nothing(api: Api, sampling: dict[str, Any]) -> None:
     fields = sampling | {"max_tokens": 40, "n": 2}

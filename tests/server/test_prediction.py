@@ -33,6 +33,7 @@ def said(answer: dict[str, Any]) -> str:
     return text
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_right_or_wrong_it_changes_nothing(api: Api, sampling: dict[str, Any]) -> None:
     fields = {"max_tokens": 40, **sampling}

@@ -68,6 +68,7 @@ def in_engine(target: str, work: Path, drafter: str, temperature: float) -> list
 # ── what comes of it ──
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_trained_head_beats_lookup_in_the_engine(trained: Trained, temperature: float) -> None:
     """On prompts that it has not seen, with the text unchanged."""

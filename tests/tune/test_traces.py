@@ -49,6 +49,7 @@ def samplers(rig: Rig, temperature: float = 0.0) -> list[Sampler]:
     return [rig.engine.probes.admission.sequences(request, now=0.0)[0].sampler for request in requests]
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("batch", [1, 2, 5])
 @pytest.mark.parametrize("name", LOOKUPS)

@@ -95,6 +95,7 @@ class PortableRounds:
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         self._changes.set_pages(lane, first, pages)
 
+    @torch.inference_mode()
     def launch(
         self,
         chunks: Sequence[Chunk],
@@ -130,6 +131,7 @@ class PortableRounds:
         step.sheet = MaskSheet.empty(rows, 2 * rows if step.tree else rows, self._forward.vocab_size)
         return step.sheet
 
+    @torch.inference_mode()
     def draw(self, ticket: Ticket, drawing: Collection[int]) -> None:
         self._end(ticket, drawing)
 

@@ -146,6 +146,7 @@ def finished(rig: Rig, asked: Sequence[Request]) -> None:
     assert rig.engine.drafters["seeing"].out is None
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize(
     "params",
     [

@@ -63,6 +63,7 @@ def device_drafts(rig: Rig, asked: Sequence[Request]) -> Drafts:
     return found
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("params", [{}, SEEDED, {"temperature": 1.0, "seed": 5, "top_k": 20}])
 @pytest.mark.parametrize("made", [EagleMade(draft_vocab=40), EagleMade(min_confidence=0.05)], ids=["fixed", "ending"])
 def test_drafts_are_those_of_the_host(made: EagleMade, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +102,7 @@ def test_a_step_without_states_costs_one_draft() -> None:
     assert rig.engine.stats.drafted > 0
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("rule", [Rule.COUPLED, Rule.REJECTION, Rule.BLOCK, Rule.TYPICAL, Rule.CONFIDENCE])
 def test_penalties_and_rules_see_the_whole_vocabulary(rule: Rule) -> None:
     """Drafts of a head whose vocabulary is smaller are edited, and judged by their distributions."""
@@ -163,6 +165,7 @@ def first_path(draft: Draft) -> tuple[int, ...]:
     return tuple(tokens)
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize(
     ("branches", "params", "backend"),
     [(2, {}, "toy"), (3, SEEDED, "toy"), (3, {}, "compiled"), (2, SEEDED, "compiled")],
@@ -195,6 +198,7 @@ def test_the_best_path_of_a_tree_is_the_chain(branches: int, params: dict[str, A
     assert any(not draft.is_chain for draft in trees.values())
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("params", [{}, SEEDED])
 def test_few_sequences_get_trees_and_more_of_them_chains(params: dict[str, Any]) -> None:
     """Six sequences end one after the other. Drafts of other shapes follow each other, and texts stay the same."""

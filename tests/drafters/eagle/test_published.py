@@ -49,6 +49,7 @@ def drafts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], tuple
     return seen
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_drafts_are_those_of_the_formulas(
     name: str, target: Path, tmp_path: Path, drafts: list[tuple[tuple[int, ...], tuple[int, ...]]]
@@ -65,6 +66,7 @@ def test_drafts_are_those_of_the_formulas(
         assert list(tokens) == plain.draft(before, len(tokens)), f"after {len(before)} tokens"
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_compiled_heads_draft_nearly_the_same(
     name: str, target: Path, tmp_path: Path, drafts: list[tuple[tuple[int, ...], tuple[int, ...]]]

@@ -151,6 +151,7 @@ def test_a_trained_head_is_accepted(name: str, heads: dict[str, Head], text: Tex
     assert found > 0.9
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("name", MISREAD)
 def test_a_misread_flag_costs_acceptance(name: str, heads: dict[str, Head], text: Text, tmp_path: Path) -> None:
     head, misread = MISREAD[name]

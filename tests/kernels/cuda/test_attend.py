@@ -203,6 +203,7 @@ if not ON_GPU:  # each shape at two places, each place with two shapes
     PLANTED = [(shape, PLACES[(at + by) % 4]) for at, shape in enumerate(BRANCHINGS) for by in (0, 1)]
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize(("shape", "start"), PLANTED)
 def test_every_path_of_a_tree_is_a_chain_bit_by_bit(shape, start, dtype, device):
     """Many leaves, and long paths across the end of a tile or split."""
@@ -241,6 +242,7 @@ def by_leaves(batch: Batch, *shares: Share) -> tuple[Tensor, Tensor]:
     return tails, torch.tensor(leads, dtype=torch.int32, device=tails.device)
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("window", [0, 5])
 def test_rows_of_a_path_share_a_tail_bit_by_bit(window, form, dtype, device):
@@ -340,6 +342,7 @@ if not ON_GPU:  # each shape, form and kind of memory somewhere
     ROTATED.append((WIDE, "solo", True))
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize(("sizes", "form", "fp8"), ROTATED, ids=str)
 @pytest.mark.parametrize("branches", [chain(1), (-1,) * 3 + (1,)], ids=["chain", "tree"])
 def test_rotation_in_passing_is_rotation_bit_by_bit(sizes, form, fp8, branches, dtype, device):

@@ -27,6 +27,7 @@ def lanes(device: torch.device) -> DeviceState:
     return state
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize(
     ("width", "levels", "vocab"), [(1, 3, 40), (2, 4, 9000), (3, 3, 700), (4, 2, 5000), (3, 1, 50)]
 )

@@ -194,6 +194,7 @@ def test_what_follows_the_sums(parts: int, activation: int, device: torch.device
     assert close(out, total + residual.float(), dtype)
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 @pytest.mark.parametrize("operation", ["plain", "bias", "residual", "gate", "parts"])
 def test_blocks_give_the_bits_of_tiles(block: Block, operation: str, device: torch.device, dtype: torch.dtype) -> None:

@@ -41,6 +41,7 @@ def check(logits: Tensor, rows: list[int], tokens: list[int], top: int, **edited
     return mine
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("top", [0, 1, 5, 20, MAX_LOGPROBS])
 @pytest.mark.parametrize("vocab", [128, 4097, 9001])
 def test_as_the_reference(vocab: int, top: int, device: torch.device) -> None:

@@ -86,6 +86,7 @@ def paths_are_those_of_drafts(state: DeviceState, seats: Tensor, rows: dict[str,
             assert rows["ancestors"][node].tolist() == [*said, *[-1] * (rows["ancestors"].shape[1] - len(path))]
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize(("seats", "most"), [(1, 1), (1, 8), (9, 3), (30, 8), (12, 20)])
 @pytest.mark.parametrize("synthetic", [0.0, 0.7, 1.0])
 def test_accept(seats: int, most: int, synthetic: float, device: torch.device) -> None:
@@ -168,6 +169,7 @@ def test_a_chain_is_accepted_as_one(device: torch.device) -> None:
         assert same_state(state, other)
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, FP8], ids=str)
 @pytest.mark.parametrize("seed", range(3))
 def test_accepted_nodes_move_into_place(seed: int, dtype: torch.dtype, device: torch.device) -> None:

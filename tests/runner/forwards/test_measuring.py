@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.kernels.cpu.build import load_library
 from paceline.kernels.cpu.topology import Core, Machine
 from paceline.runner.forwards import measuring, thread_choice
 from paceline.runner.forwards.measuring import RunPass, best_of, kept_times, measure, measurements_folder
@@ -45,6 +46,7 @@ def use(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def four_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    load_library()  # from the cache that all tests share: in an empty one it would be compiled
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     use(FOUR, monkeypatch)
 

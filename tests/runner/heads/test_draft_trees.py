@@ -39,6 +39,7 @@ class Node:
     tail: list[int] = field(default_factory=list)
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("variant", RUNNABLE)
 @pytest.mark.parametrize("width", [1, 2, 4])
 def test_a_draft_is_the_one_of_a_search_pass_by_pass(variant: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:

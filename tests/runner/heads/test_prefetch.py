@@ -103,6 +103,7 @@ def large() -> EagleHead:
     return head_with(decay=0.96).in_format("int8")
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("variant", RUNNABLE)
 @pytest.mark.parametrize(
     ("inverse_temperature", "sequences", "head"), [(0.0, 1, small), (1.0, 1, large), (0.0, 3, large), (1.0, 3, small)]

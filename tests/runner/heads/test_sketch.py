@@ -60,6 +60,7 @@ def agreement(head: CompiledHead, inverse_temperature: float) -> float:
     return hits / (3 * len(SEEDS))
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("variant", RUNNABLE)
 @pytest.mark.parametrize("inverse_temperature", [0.0, 1.0, 1.7])
 def test_shortlists_hold_the_best_output(

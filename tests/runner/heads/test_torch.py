@@ -176,6 +176,7 @@ def test_a_compiled_head_is_the_one_of_plain_torch(name: str, format: str) -> No
             last[sequence], positions[sequence] = row, positions[sequence] + 1
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("variant", RUNNABLE)
 @pytest.mark.parametrize(
     "filters",

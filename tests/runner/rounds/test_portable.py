@@ -142,6 +142,7 @@ def test_seats_have_limits_of_their_own() -> None:
     assert said == [truth(text, len(tokens)) for text, tokens in zip(texts, said, strict=True)]
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("vocab", [80, VOCAB, 128])
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_drafter_that_is_wrong(vocab: int, temperature: float) -> None:
