@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.config import EngineConfig
 from paceline.drafters.base import Drafter
+from paceline.drafters.block import BlockDrafter
 from paceline.drafters.eagle.drafter import EagleDrafter
 from paceline.drafters.eagle.on_device import drafter_of_head
 from paceline.drafters.guard import Guard
@@ -22,9 +23,11 @@ from paceline.engine.engine import Engine
 from paceline.kernels.base import Forward
 from paceline.kernels.cpu.build import load_library
 from paceline.kv.cache import KVCache
+from paceline.models.block_config import Markov
 from paceline.models.heads import EagleHead
 from paceline.runner.forwards.compiled import CompiledForward
 from paceline.runner.forwards.torch import TorchForward
+from paceline.runner.heads.block import TorchBlock
 from paceline.runner.heads.compiled import CompiledHead
 from paceline.runner.heads.medusa import CompiledMedusa, TorchMedusa
 from paceline.runner.heads.protocol import HeadForward, MedusaForward
@@ -32,6 +35,7 @@ from paceline.runner.heads.torch import TorchHead
 from paceline.runner.lanes import Lanes
 from paceline.runner.rounds.protocol import DeviceDrafter
 from paceline.text.tokenizer import Tokenizer
+from tests.block_heads import random_block
 from tests.heads import random_eagle, random_medusa
 from tests.tiny_models import BAD, CONTEXT, NOISY, ON_GPU, TARGET, VOCAB, Model, cuda_forward, cuda_head
 from tests.toy import ToyForward
@@ -134,6 +138,41 @@ class EagleMade:
         return TorchHead(self.head, target, num_pages=pages, device="cuda" if backend == "cuda" and ON_GPU else "cpu")
 
 
+BLOCKS: Mapping[str, Mapping[str, Any]] = {  # with seeds whose drafts are right now and then
+    "DFlash": {"seed": 4},
+    "DSpark": {
+        "markov": Markov("rnn", 8),
+        "anchor_first": True,
+        "confidence": "states and tokens",
+        "window": 7,
+        "seed": 2,
+    },
+}
+
+
+@dataclass(frozen=True)
+class BlockMade:
+    """A random block drafter."""
+
+    network: str = "DFlash"  # a key of BLOCKS
+    min_confidence: float | None = 0.0
+    taps: tuple[int, ...] = (0, 1, 3)
+
+    def __call__(self, context: BuildContext, backend: str) -> Drafter:
+        head = random_block(TARGET.config, taps=self.taps, **BLOCKS[self.network])
+        return BlockDrafter(
+            TorchBlock(head, context.target, num_pages=context.pool.num_pages),
+            taps=self.taps,
+            width=head.config.width,
+            max_draft=head.config.longest,
+            lanes=context.lanes,
+            pool=context.pool,
+            vocab_size=context.vocab_size,
+            pick=context.target.pick,
+            min_confidence=self.min_confidence,
+        )
+
+
 @dataclass(frozen=True)
 class PortfolioMade:
     """A portfolio of drafters, the cheapest first."""
@@ -178,6 +217,10 @@ RIGS: Mapping[str, Mapping[str, Made]] = {
         "eagle-flags": EagleMade(draft_vocab=40, taps=(1, 3), network="EAGLE-3 with flags"),
         "eagle-parallel": EagleMade(network="P-EAGLE"),
         "eagle-1": EagleMade(taps=(2,), network="EAGLE-1"),
+    },
+    "block": {
+        "block": BlockMade(),
+        "block-markov": BlockMade("DSpark", min_confidence=0.02),
     },
     "prediction": {"prediction": lambda context, backend: PredictionDrafter()},
     "medusa": {"medusa": MedusaMade(), "medusa-hesitant": MedusaMade(min_confidence=0.02)},

@@ -35,13 +35,20 @@ goes on where the last one ended, however it ended. Prompts that share thirteen 
 """
 
 
+BLOCK = """A block drafter: a few layers over hidden states of the target draft a whole block of tokens in one pass
+(DFlash, or with a markov head DSpark). Embedding and output layer are the target's. The normal case is one GPU.
+
+paceline train block smollm2 --prompts prompts.jsonl.gz --out block --packing int4 --minutes 30
+
+The same command goes on where the last one ended, as with `train eagle`.
+"""
 MEDUSA = """Medusa-1 heads: each guesses one token further ahead from the target's last hidden state alone. All of them
 draft in one pass; each has a product over the whole vocabulary, so they suit targets that are large beside it.
 
 paceline train medusa ./qwen2.5-1.5b --prompts prompts.jsonl --out heads --minutes 15
 """
 SMALL = """A small Llama that learns to talk like the target: an ordinary model directory, loaded as model:PATH. It
-begins from nothing and needs the most prompts and the most time of the three kinds.
+begins from nothing and needs the most prompts and the most time of all kinds.
 
 paceline train small ./qwen2.5-1.5b --prompts prompts.jsonl --out small --minutes 60
 """
@@ -50,7 +57,13 @@ replayed over the answers as the engine would accept drafts.
 
 paceline train eval smollm2 drafter --eval mt_bench=question.jsonl
 """
-KINDS = {"eagle": ("an EAGLE-3 head", EAGLE), "medusa": ("Medusa-1 heads", MEDUSA), "small": ("a small model", SMALL)}
+KINDS = {
+    "eagle": ("an EAGLE-3 head", EAGLE),
+    "block": ("a block drafter", BLOCK),
+    "medusa": ("Medusa-1 heads", MEDUSA),
+    "small": ("a small model", SMALL),
+}
+MAX_AHEAD = 8  # tokens of the longest draft that is trained over or measured
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -153,6 +166,12 @@ def _add_shape(parser: ArgumentParser, kind: str) -> None:
         group.add_argument(
             "--intermediate", type=count, metavar="N", help="width of its MLP (default: the target's, or HEAD's)"
         )
+    elif kind == "block":
+        group.add_argument("--layers", type=count, default=3, metavar="N", help="(default: 3)")
+        group.add_argument("--block", type=count, metavar="N", help="rows of a block (default: 8)")
+        group.add_argument("--taps", type=count, metavar="N", help="hidden states it reads (default: 3)")
+        group.add_argument("--markov", type=_rank, metavar="R", help="rank of its markov head, 0: none (default: 64)")
+        group.add_argument("--intermediate", type=count, metavar="N", help="width of its MLP (default: the target's)")
     elif kind == "medusa":
         group.add_argument("--heads", type=count, metavar="N", help="tokens ahead (default: 4)")
     else:
@@ -211,6 +230,8 @@ def _train_options(args: Namespace, *, kind: str) -> TrainOptions:
     made = {"kind": kind, "target": target, "evals": dict(args.eval), "excludes": args.exclude}
     if args.batch_tokens is None and target.device == "cpu":
         made["batch_tokens"] = CPU_BATCH_TOKENS
+    if kind == "block":
+        made["draft"] = MAX_AHEAD  # all that a block drafts, as far as rounds are replayed
     made["command"] = shlex.join(["paceline", *sys.argv[1:]])
     return TrainOptions(**_given(args, TrainOptions) | made)
 
@@ -271,7 +292,11 @@ def _positive(text: str) -> float:
     return value
 
 
+def _rank(text: str) -> int:
+    return 0 if text == "0" else count(text)
+
+
 def _unroll(text: str) -> int:
-    if count(text) > 8:
-        raise ArgumentTypeError(f"at most 8 steps ahead, not {text}")
+    if count(text) > MAX_AHEAD:
+        raise ArgumentTypeError(f"at most {MAX_AHEAD} steps ahead, not {text}")
     return count(text)

@@ -6,6 +6,7 @@
     model:NAME, or just NAME       a model with the target's vocabulary
     model:NAME,format=native       with options: weight format, max_draft, min_confidence
     eagle:PATH, eagle:smollm2      an EAGLE-3 head trained for the target: a directory, a hub id, or a shipped one
+    block:PATH                     a block drafter trained for the target (DFlash, DSpark, DFlash2): as eagle:PATH
     medusa:PATH                    Medusa heads trained for the target: a directory or a hub id
     prediction                     the text that a request predicts; always there, and first where a request has one
     self, self:int4                on a GPU: the target itself in fewer bits (fp8, int8 or int4), on its own KV memory
@@ -25,12 +26,13 @@ from dataclasses import replace
 from typing import Any
 
 from paceline import plugins
-from paceline.drafters import eagle, medusa, model, ngram, portfolio, prediction, self_copy, suffix
+from paceline.drafters import block, eagle, medusa, model, ngram, portfolio, prediction, self_copy, suffix
 from paceline.drafters.base import Drafter
 from paceline.drafters.recipe import BuildContext as BuildContext
 from paceline.drafters.recipe import DrafterKind, MakeRecipe, OnGpu
 from paceline.drafters.recipe import Recipe as Recipe
 from paceline.drafters.shipped import head_directory as head_directory
+from paceline.drafters.shipped import holds_block
 from paceline.drafters.shipped import shipped_drafters as shipped_drafters
 from paceline.drafters.suffix.corpus import read_corpus
 from paceline.errors import InvalidRequest, ModelNotFound, NoCompiler, PacelineError, UnknownOption
@@ -40,11 +42,19 @@ from paceline.runner.loading.models import ReadyModel
 
 logger = logging.getLogger(__name__)
 
+
+def _head(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
+    """Make the recipe of an EAGLE head, or of the block drafter that a directory turns out to hold."""
+    make = block.recipe if holds_block(options.partition(",")[0]) else eagle.recipe
+    return make(options, target, progress)
+
+
 REGISTRY: dict[str, DrafterKind] = {
     ngram.NgramDrafter.name: DrafterKind(ngram.recipe, on_gpu="device"),
     suffix.SuffixDrafter.name: DrafterKind(suffix.recipe, on_gpu="host", reads_corpus=True),
     model.ModelDrafter.name: DrafterKind(model.recipe, on_gpu="device", computes=True),
-    eagle.EagleDrafter.name: DrafterKind(eagle.recipe, on_gpu="device", computes=True),
+    eagle.EagleDrafter.name: DrafterKind(_head, on_gpu="device", computes=True),
+    block.BlockDrafter.name: DrafterKind(block.recipe, computes=True),
     medusa.MedusaDrafter.name: DrafterKind(medusa.recipe, on_gpu="device", computes=True),
     prediction.PredictionDrafter.name: DrafterKind(prediction.recipe, on_gpu="device"),
     self_copy.NAME: DrafterKind(self_copy.recipe, on_gpu="device"),

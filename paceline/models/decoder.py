@@ -78,7 +78,7 @@ class Decoder:
         if inputs is None:
             inputs = self._norm(f"{self.layers[index].prefix}.attn_norm", x)
         x = x + self._attention(index, inputs, angles, backend)
-        return x + self._mlp(self.layers[index], x, backend)
+        return x + self._mlp(self.layers[index], self._norm(f"{self.layers[index].prefix}.mlp_norm", x), backend)
 
     def angles(self, positions: Tensor) -> Angles:
         """Return cosines and sines of the rotations at positions [rows], for each kind of layer."""
@@ -102,9 +102,7 @@ class Decoder:
     def _attention(self, index: int, x: Tensor, angles: Angles, backend: Backend) -> Tensor:
         config, layer = self.config, self.layers[index]
         prefix, turned = layer.prefix, angles[layer.frequencies]
-        q = self._linear(f"{prefix}.q", x, backend).view(len(x), -1, config.head_dim)
-        k = self._linear(f"{prefix}.k", x, backend).view(len(x), -1, config.head_dim)
-        v = self._linear(f"{prefix}.v", x, backend).view(len(x), -1, config.head_dim)
+        q, k, v = (self._linear(f"{prefix}.{name}", x, backend).view(len(x), -1, config.head_dim) for name in "qkv")
         if config.qk_norm:
             q, k = self._norm(f"{prefix}.q_norm", q), self._norm(f"{prefix}.k_norm", k)
         backend.store(index, rope(k, *turned), v)
@@ -114,7 +112,6 @@ class Decoder:
 
     def _mlp(self, layer: LayerSpec, x: Tensor, backend: Backend) -> Tensor:
         prefix = layer.prefix
-        x = self._norm(f"{prefix}.mlp_norm", x)
         gate = activate(self._linear(f"{prefix}.gate", x, backend), self.config.activation)
         out = self._linear(f"{prefix}.down", gate * self._linear(f"{prefix}.up", x, backend), backend)
         return self._norm(f"{prefix}.post_mlp_norm", out) if self.config.post_norms else out

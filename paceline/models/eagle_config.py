@@ -117,7 +117,8 @@ def eagle_config(
     )
     config = _with_feature_norms(config, fields)
     _check_kind(config, fields)
-    _check_target(config, target, source)
+    size = decoder.hidden_size if config.fuses_tokens else config.target_hidden_size
+    check_target(size, decoder.vocab_size, target, source)
     return config
 
 
@@ -189,10 +190,10 @@ def _decoder(fields: Fields, has: Callable[[str], bool]) -> ModelConfig:
     }
     if normed and "head_dim" not in values:
         shape["head_dim"] = max(1, inner.integer("hidden_size") // inner.integer("num_attention_heads"))
-    return replace(config_from_hf(shape, source=fields.source), windows=_windows(inner, count))
+    return replace(config_from_hf(shape, source=fields.source), windows=layer_windows(inner, count))
 
 
-def _windows(fields: Fields, layers: int) -> tuple[int, ...]:
+def layer_windows(fields: Fields, layers: int) -> tuple[int, ...]:
     """Read the sliding window of each layer; (): none has one."""
     types = fields.get("layer_types")
     if types is None:
@@ -251,16 +252,15 @@ def _mask_token(fields: Fields, vocab: int) -> int:
     return fields.integer(key, low=0, high=vocab - 1)
 
 
-def _check_target(config: EagleConfig, target: ModelConfig, source: str) -> None:
-    """Raise if sizes show that the head was trained for another target."""
-    size = config.decoder.hidden_size if config.fuses_tokens else config.target_hidden_size
+def check_target(size: int, vocab: int, target: ModelConfig, source: str) -> None:
+    """Raise if its sizes of hidden states and vocabulary show that a head was trained for another target."""
     if size != target.hidden_size:
         raise InvalidRequest(
             f"{source}: a head for hidden states of size {size}, the target's have "
             f"{target.hidden_size}; take a head that was trained for this target"
         )
-    if config.decoder.vocab_size != target.vocab_size:
+    if vocab != target.vocab_size:
         raise VocabularyMismatch(
-            f"{source}: a head for a vocabulary of {config.decoder.vocab_size}, the target's has {target.vocab_size}; "
+            f"{source}: a head for a vocabulary of {vocab}, the target's has {target.vocab_size}; "
             "take a head that was trained for this target"
         )

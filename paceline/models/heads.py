@@ -15,18 +15,17 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InvalidRequest, ModelFileError
-from paceline.kernels.quant import GROUP, Quantised, Weight, dequantise, quantise, values_of
+from paceline.kernels.quant import GROUP, Weight, values_of
 from paceline.models.config import ModelConfig
 from paceline.models.directory import member, read_json
 from paceline.models.eagle_config import EagleConfig, eagle_config
 from paceline.models.fields import Fields
+from paceline.models.head_layers import draft_ids, ends_of_network, in_format, layer_weights, matrix
 from paceline.models.head_tensors import HeadTensors
-from paceline.models.weights import described
 
 # Prefixes of published names, see HeadTensors. One layer has no number in some layouts.
 EAGLE_NAMES = {"model.": "", "midlayer.": "layers.0.", "transformer.": "layers.0.", "fusion_fc.": "fc."}
 MEDUSA_NAMES = {"medusa_head.": "", "medusa_heads.": ""}
-BITS = {"int8": 8, "int4": 4}
 SKETCH = "lm_head.sketch"  # the tensor of EagleHead.sketch
 
 
@@ -48,8 +47,8 @@ class EagleHead:
 
     def in_format(self, format: str) -> EagleHead:
         """Convert matrices to fp32, int8 or int4 (integers in groups of 32); `fc` reads hidden states and is fp32."""
-        changed = {name: _in_format(weight, format) for name, weight in self.weights.items() if name != "fc"}
-        return replace(self, weights={**changed, "fc": _in_format(self.weights["fc"], "fp32")})
+        changed = {name: in_format(weight, format) for name, weight in self.weights.items() if name != "fc"}
+        return replace(self, weights={**changed, "fc": in_format(self.weights["fc"], "fp32")})
 
     @property
     def parameters(self) -> int:
@@ -64,8 +63,8 @@ class MedusaHead:
     head: Weight
 
     def in_format(self, format: str) -> MedusaHead:
-        blocks = tuple((_in_format(weight, format), bias) for weight, bias in self.blocks)
-        return MedusaHead(blocks=blocks, head=_in_format(self.head, format))
+        blocks = tuple((in_format(weight, format), bias) for weight, bias in self.blocks)
+        return MedusaHead(blocks=blocks, head=in_format(self.head, format))
 
 
 def load_eagle(directory: Path, target: ModelConfig, *, blank: bool = False) -> EagleHead:
@@ -75,7 +74,8 @@ def load_eagle(directory: Path, target: ModelConfig, *, blank: bool = False) -> 
     file = HeadTensors(directory, prefixes=EAGLE_NAMES, blank=blank)
     config = eagle_config(values, target, source=str(path), has=file.__contains__)
     weights = _eagle_weights(file, config, target)
-    ids, sketch = _ids(file, config), _sketch(file, config.decoder.hidden_size)
+    ids = draft_ids(file, size=config.draft_vocab_size, vocab=config.decoder.vocab_size)
+    sketch = _sketch(file, config.decoder.hidden_size)
     file.leave(*(name for name in file.names() if name.endswith("rotary_emb.inv_freq")))  # computed, not read
     file.finish()
     return EagleHead(config=config, weights=weights, ids=ids, sketch=sketch, files=tuple(file.files()))
@@ -83,35 +83,13 @@ def load_eagle(directory: Path, target: ModelConfig, *, blank: bool = False) -> 
 
 def _eagle_weights(file: HeadTensors, config: EagleConfig, target: ModelConfig) -> dict[str, Weight]:
     hidden = config.decoder.hidden_size
-    weights: dict[str, Weight] = {**_matrix(file, "fc", "fc", hidden, config.fc_inputs)}
+    weights: dict[str, Weight] = {**matrix(file, "fc", "fc", hidden, config.fc_inputs)}
     weights |= _norms(file, config)
     for index in range(config.decoder.num_layers):
         weights |= _layer(file, config, index)
     if config.mask_token is not None:
         weights["mask"] = file.flat("mask_hidden", (1, 1, config.width))
-    if "lm_head.weight" in file:
-        weights["head"] = file.matrix("lm_head", config.draft_vocab_size, hidden)
-    else:
-        _check_shared(file, "lm_head.weight", "output layer", config, target)
-    if "embed_tokens.weight" in file:
-        weights["embed"] = file.matrix("embed_tokens", target.vocab_size, hidden)
-    else:
-        _check_shared(file, "embed_tokens.weight", "embedding", config, target)
-    return weights
-
-
-def _check_shared(file: HeadTensors, name: str, what: str, config: EagleConfig, target: ModelConfig) -> None:
-    """Raise if the head lacks a matrix, and cannot use that of the target."""
-    hidden, size = config.decoder.hidden_size, config.draft_vocab_size
-    if hidden != target.hidden_size:
-        raise ModelFileError(
-            f"{file.label}: {name} is missing, and the target's {what} of {target.hidden_size} does not fit a head of "
-            f"{hidden}"
-        )
-    if what == "output layer" and size != target.vocab_size:
-        raise ModelFileError(
-            f"{file.label}: {name} [{size}, {hidden}] is missing, and the target's has {target.vocab_size} outputs"
-        )
+    return weights | ends_of_network(file, config.decoder, config.draft_vocab_size, target)
 
 
 def _norms(file: HeadTensors, config: EagleConfig) -> dict[str, Weight]:
@@ -134,55 +112,11 @@ def _norms(file: HeadTensors, config: EagleConfig) -> dict[str, Weight]:
 
 def _layer(file: HeadTensors, config: EagleConfig, index: int) -> dict[str, Weight]:
     """Take one layer. The first reads token and state side by side in EAGLE-3, and has no norm before it in EAGLE-1."""
-    decoder, hidden, of = config.decoder, config.decoder.hidden_size, f"layers.{index}."
-    queries, keys = decoder.num_heads * decoder.head_dim, decoder.num_kv_heads * decoder.head_dim
-    inputs = 2 * hidden if index == 0 and not config.fuses_tokens else hidden
-    weights: dict[str, Weight] = {}
-    if index or not config.fuses_tokens:
-        norm = "input_layernorm" if index else "hidden_norm"
-        weights[f"{of}attn_norm"] = file.vector(f"{of}{norm}.weight", hidden)
-    for name, outputs in {"q": queries, "k": keys, "v": keys}.items():
-        weights |= _matrix(file, of + name, f"{of}self_attn.{name}_proj", outputs, inputs, bias=decoder.qkv_bias)
-    if decoder.qk_norm:
-        weights |= {f"{of}{n}_norm": file.vector(f"{of}self_attn.{n}_norm.weight", decoder.head_dim) for n in "qk"}
-    weights |= _matrix(file, f"{of}o", f"{of}self_attn.o_proj", hidden, queries)
-    weights[f"{of}mlp_norm"] = file.vector(f"{of}post_attention_layernorm.weight", hidden)
-    for name in ("gate", "up"):
-        weights |= _matrix(file, of + name, f"{of}mlp.{name}_proj", decoder.intermediate_size, hidden)
-    return weights | _matrix(file, f"{of}down", f"{of}mlp.down_proj", hidden, decoder.intermediate_size)
-
-
-def _matrix(
-    file: HeadTensors, name: str, published: str, outputs: int, inputs: int, *, bias: bool = False
-) -> dict[str, Weight]:
-    """Take a matrix, and its bias if the file has one; `bias`: it must have one."""
-    found: dict[str, Weight] = {name: file.matrix(published, outputs, inputs)}
-    if bias or f"{published}.bias" in file:
-        found[f"{name}.bias"] = file.vector(f"{published}.bias", outputs)
-    return found
-
-
-def _ids(file: HeadTensors, config: EagleConfig) -> Tensor:
-    """Read the target's token for each output of the head, int32 [draft vocabulary]."""
-    vocab, size = config.decoder.vocab_size, config.draft_vocab_size
-    if file.blank:
-        file.leave("d2t", "t2d")
-        return torch.empty(size, dtype=torch.int32, device="meta")
-    ids = torch.arange(size)
-    if "d2t" in file:
-        ids = ids + file.integers("d2t", size)
-    elif size != vocab:
-        raise ModelFileError(f"{file.label}: d2t is missing: which {size} of {vocab} tokens are drafted?")
-    if int(ids.min()) < 0 or int(ids.max()) >= vocab:
-        outside = ids[(ids < 0) | (ids >= vocab)]
-        raise ModelFileError(
-            f"{file.label}: d2t leads to token {int(outside[0])}, outside of the vocabulary of {vocab}"
-        )
-    if len({*ids.tolist()}) < size:
-        raise ModelFileError(f"{file.label}: d2t leads to the same token twice")
-    if "t2d" in file and not torch.equal(file.integers("t2d", vocab).nonzero()[:, 0], ids.sort().values):
-        raise ModelFileError(f"{file.label}: t2d and d2t speak of different tokens")
-    return ids.to(torch.int32)
+    if index:
+        return layer_weights(file, config.decoder, index)
+    if config.fuses_tokens:
+        return layer_weights(file, config.decoder, 0, norm=None)
+    return layer_weights(file, config.decoder, 0, norm="hidden_norm", inputs=2 * config.decoder.hidden_size)
 
 
 def _sketch(file: HeadTensors, hidden: int) -> Tensor | None:
@@ -224,15 +158,3 @@ def _medusa_head(file: HeadTensors, index: int, layers: int, hidden: int, vocab:
         name = f"{index}.{layer}.linear"
         blocks.append((file.matrix(name, hidden, hidden), file.vector(f"{name}.bias", hidden)))
     return MedusaHead(blocks=tuple(blocks), head=file.matrix(f"{index}.{layers}", vocab, hidden))
-
-
-def _in_format(weight: Weight, format: str) -> Weight:
-    if values_of(weight).dim() == 1:
-        return weight
-    if isinstance(weight, Quantised) and weight.bits == BITS.get(format):
-        return weight
-    if values_of(weight).is_meta:
-        shape = tuple(values_of(weight).shape)
-        return described(_in_format(torch.zeros((1, shape[1])), format), shape)
-    whole = weight.float() if isinstance(weight, Tensor) else dequantise(weight)
-    return quantise(whole, bits=BITS[format], group=GROUP) if format in BITS else whole

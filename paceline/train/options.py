@@ -64,7 +64,10 @@ class TrainOptions:
     intermediate: int | None = None  # width of the MLP; None: the target's, that of `initial_head`, or 8/3 of `hidden`
     heads: int = 4  # number of Medusa heads
     hidden: int = 192  # width of a small model
-    layers: int = 4  # layers of a small model
+    layers: int = 4  # layers of a small model or a block drafter
+    block: int = 8  # rows of a block
+    taps: int = 3  # hidden states that a block drafter reads
+    markov: int = 64  # rank of a block drafter's markov head; 0: none
     aim: Aim = "likelihood"
     batch_tokens: int = 16384
     learning_rate: float = 4e-3

@@ -162,7 +162,9 @@ def _prepare(
 
 def _settings(options: TrainOptions, world: World) -> dict[str, object]:
     """Options that must not change when a training resumes, by the names that checkpoints have for them."""
-    shape = ("kind", "draft_vocab", "unroll", "intermediate", "heads", "hidden", "layers", "packing")
+    shape: tuple[str, ...] = ("kind", "draft_vocab", "unroll", "intermediate", "heads", "hidden", "layers", "packing")
+    if options.kind == "block":
+        shape += ("block", "taps", "markov")
     course = ("aim", "batch_tokens", "learning_rate", "max_steps", "seed")
     return {name: getattr(options, name) for name in shape + course} | {
         "serving": options.target.serving,

@@ -11,6 +11,7 @@ HELD_OUT_STREAM = 3  # choice of held-out prompts; used with seed 0, never with 
 TEMPERATURE_STREAM = 4  # choice of training answers that are sampled
 EAGLE_STREAM = 7  # initial weights of an EAGLE head
 SMALL_STREAM = 11  # initial weights of a small model
+BLOCK_STREAM = 13  # initial weights of a block drafter
 
 
 def seeded_generator(*parts: int) -> torch.Generator:

@@ -15,7 +15,7 @@ from tests.runs import run, tokens_of
 from tests.tiny_models import BACKENDS, Model
 
 HEADS = [name for name in (*RIGS["eagle"], *RIGS["medusa"], *DEVICE_RIGS) if name.startswith(("eagle", "medusa"))]
-HARD = {"bad", "narrow", "wide", "portfolio", *HEADS}  # drafters, or members, that are hardly ever right
+HARD = {"bad", "narrow", "wide", "portfolio", *HEADS, *RIGS["block"]}  # drafters, or members, hardly ever right
 MIXES: Mapping[str, Mapping[str, Any]] = {
     "usual": {},
     "few rows": {"max_step_tokens": 5},

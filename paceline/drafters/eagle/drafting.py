@@ -23,7 +23,7 @@ from paceline.drafters.draft_in_progress import DraftInProgress, head_confidence
 from paceline.drafters.tree_drafting import Thresholds
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.heads.mask_row import MaskRow
-from paceline.runner.heads.protocol import HeadForward
+from paceline.runner.heads.protocol import HeadForward, Outputs
 from paceline.runner.lanes import Lanes
 from paceline.sampling.sampler import Pick
 
@@ -35,7 +35,7 @@ DOUBTFUL_CONFIDENCE = 0.5
 class Draws:
     """Draws drafted tokens from a head's logits, and puts them behind the committed tokens of their lanes."""
 
-    def __init__(self, head: HeadForward, *, lanes: Lanes, vocab_size: int, pick: Pick) -> None:
+    def __init__(self, head: Outputs, *, lanes: Lanes, vocab_size: int, pick: Pick) -> None:
         """`vocab_size` and `pick` are the target's."""
         self._head = head
         self._ids = head.ids.tolist()
@@ -44,7 +44,16 @@ class Draws:
         self._pick = pick
 
     def draw(self, draft: DraftInProgress, logits: Tensor, best: int) -> None:
-        """Draw one more token from logits [1, draft vocabulary], whose best output is `best`."""
+        """Draw one more token from logits [1, draft vocabulary], whose best output is `best`, and estimate from them
+        how sure the draft still is."""
+        place, logits = self.draw_token(draft, logits, best)
+        if draft.min_confidence and not draft.complete:
+            probability = probability_of(place, logits[0])
+            draft.confidence *= head_confidence(probability, drawn=not draft.ask.sampler.greedy)
+
+    def draw_token(self, draft: DraftInProgress, logits: Tensor, best: int) -> tuple[int, Tensor]:
+        """Draw one more token from logits [1, draft vocabulary], whose best output is `best`; return its place in the
+        logits that it was drawn from, and these."""
         sampler, position = draft.ask.sampler, np.array([draft.position])
         if draft.free:
             logits = self._spread(logits)
@@ -59,8 +68,7 @@ class Draws:
         if draft.ask.rule.wants_confidence:
             draft.tell(place, logits)
         draft.tokens.append(token)
-        if draft.min_confidence and not draft.complete:
-            draft.confidence *= head_confidence(probability_of(place, logits[0]), drawn=not sampler.greedy)
+        return place, logits
 
     def _spread(self, logits: Tensor) -> Tensor:
         """Spread logits over the target's vocabulary; tokens outside of the draft vocabulary get -inf."""

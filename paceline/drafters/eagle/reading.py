@@ -31,7 +31,7 @@ from paceline.kernels.base import PAGE_SIZE
 from paceline.kv.following import Follower, Reader
 from paceline.kv.pages import PagePool
 from paceline.runner.batch import Share, build_batch
-from paceline.runner.heads.protocol import HeadForward
+from paceline.runner.heads.protocol import StateReader
 from paceline.runner.lanes import Lanes
 from paceline.types import Off, OffKind
 
@@ -65,7 +65,7 @@ class HeadReading:
     """How far a head has read each sequence, and the hidden states that it has yet to read."""
 
     def __init__(
-        self, head: HeadForward, *, name: str, lanes: Lanes, pool: PagePool, width: int, chunk: int, state_bytes: int
+        self, head: StateReader, *, name: str, lanes: Lanes, pool: PagePool, width: int, chunk: int, state_bytes: int
     ) -> None:
         """`name`: the drafter's, for messages. `width`: columns of the features, all taps together. `chunk`: rows of a
         reading pass. `state_bytes`: memory for hidden states; more is used if a step needs it."""

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.drafters.options import parse_options
-from paceline.errors import ModelNotFound, UnknownOption
+from paceline.errors import ModelNotFound, PacelineError, UnknownOption
+from paceline.models.block_config import is_block
+from paceline.models.directory import member, read_json
 from paceline.models.resolve import resolve
 from paceline.runner.loading.heads import FORMATS
 
@@ -17,7 +19,17 @@ DEFAULT_FORMAT = "int4"  # a draft need not be exact, and its cost is the weight
 
 def shipped_drafters(target: str) -> list[str]:
     """Name the drafters of a target that comes with a head, for users who ask for none."""
-    return [f"eagle:{target}"] if _is_shipped(target) else []
+    if not _is_shipped(target):
+        return []
+    return [f"{'block' if holds_block(target) else 'eagle'}:{target}"]
+
+
+def holds_block(name: str) -> bool:
+    """Tell whether the head that a user names is a block drafter, by its config.json; False if there is none."""
+    try:
+        return is_block(read_json(member(head_directory(name), "config.json")))
+    except PacelineError:
+        return False  # whoever reads the head says what is wrong
 
 
 def head_directory(name: str) -> Path:

@@ -1,5 +1,5 @@
-"""Protocols of heads that run: `HeadForward` and `TreeHead` for EAGLE, `MedusaForward` for Medusa; and of programs
-that draft trees, `TreeDrafter`.
+"""Protocols of heads that run: `HeadForward` and `TreeHead` for EAGLE, `MedusaForward` for Medusa, `BlockForward` for
+block drafters; and of programs that draft trees, `TreeDrafter`.
 
 A pass of an EAGLE head computes a Batch, as a pass of any Forward does, but row r combines the hidden state of its
 position with the *next* token. Its key and value go to the slot of its position. With `features`, the states are the
@@ -20,6 +20,15 @@ from paceline.kernels.base import Batch, KVMemory, Output
 from paceline.runner.heads.mask_row import MaskRow
 
 
+class StateReader(Protocol):
+    """A head that reads the target's hidden states into keys and values of its own."""
+
+    device: torch.device | str  # device that features must be on
+
+    def __call__(self, batch: Batch, *, features: Tensor) -> object:
+        """Read the hidden states [rows, taps * hidden] of the rows of a batch."""
+
+
 class Head(Protocol):
     """An EAGLE head, whoever runs its passes."""
 
@@ -30,16 +39,22 @@ class Head(Protocol):
     def kv(self) -> KVMemory: ...
 
 
-class HeadForward(Head, Protocol):
+class Outputs(Protocol):
+    """The outputs of a head: tokens of the target, drawn with the noise of the target's tokens."""
+
+    ids: Tensor  # int32 [draft vocabulary]: the target's token for each output
+
+    def pick(self, logits: Tensor, inverse_temperatures: Tensor, keys: Tensor) -> Tensor:
+        """Draw outputs as `Forward.pick` does, with the noise of the target's tokens."""
+
+
+class HeadForward(Head, Outputs, Protocol):
     """An EAGLE head that runs one pass at a time."""
 
     device: torch.device | str  # device that features must be on
 
     def __call__(self, batch: Batch, *, features: Tensor | None = None, carry: Sequence[int] = ()) -> Output:
         """Run a pass. Logits and argmax are over the draft vocabulary."""
-
-    def pick(self, logits: Tensor, inverse_temperatures: Tensor, keys: Tensor) -> Tensor:
-        """Draw outputs as `Forward.pick` does, with the noise of the target's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +107,33 @@ class MedusaForward(Protocol):
     def __call__(self, features: Tensor) -> Tensor:
         """Compute logits float32 [heads, n, vocab], on the host, from hidden states [n, hidden]; the next call reuses
         their memory."""
+
+
+class Anchor(NamedTuple):
+    """The last committed token of a sequence, which a block begins with, and the draft that is wanted after it."""
+
+    token: int
+    position: int
+    pages: Sequence[int]  # pages of the positions before it
+    tokens: int  # tokens of the draft
+
+
+class BlockRows(Protocol):
+    """The rows of one drafted block. They are asked for once each, in order; both calls get the token before."""
+
+    def logits(self, row: int, before: int) -> Tensor:
+        """Compute logits float32 [1, draft vocabulary] of the row's token, on the host."""
+
+    def confidence(self, row: int, before: int) -> float | None:
+        """Estimate how likely the row's token is accepted, if all before it are; None: it has no estimate."""
+
+
+class BlockForward(StateReader, Outputs, Protocol):
+    """A block drafter that runs. Called as a StateReader, it reads the context."""
+
+    @property
+    def kv(self) -> KVMemory: ...
+
+    def blocks(self, anchors: Sequence[Anchor]) -> list[BlockRows]:
+        """Run one pass over a block after each anchor, whose context must have been read. The rows of a block are
+        those of its drafted tokens."""

@@ -15,6 +15,7 @@ from paceline.kernels.base import Forward
 from paceline.kernels.cpu.pack import Pack
 from paceline.kernels.kv_tensors import page_bytes
 from paceline.kernels.quant import GROUP
+from paceline.models.config import ModelConfig
 from paceline.models.heads import EagleHead, MedusaHead, load_eagle, load_medusa
 from paceline.models.shapes import random_eagle
 from paceline.models.weights import weight_bytes
@@ -154,25 +155,32 @@ def read_eagle(directory: Path, target: ReadyModel, *, format: str) -> ReadyHead
         compiled=compiled,
         device="cpu" if compiled else target.device,
         dtype=torch.float32 if target.decoder is None else torch.bfloat16,
-        shared_bytes=0 if "head" in head.weights else _output_bytes(target),
+        shared_bytes=0 if "head" in head.weights else output_bytes(target),
         note=note,
     )
 
 
 def _note(head: EagleHead, target: ReadyModel) -> str:
     """Say what a user of this head beside this target should know, here and in the log."""
-    context, longest = head.config.decoder.max_context, target.model.config.max_context
-    notes = []
-    if context < longest:
-        notes.append(f"trained for {context} tokens of context, the target's {longest}: acceptance may fall beyond")
+    notes = [context_note(head.config.decoder, target)]
     if head.config.mask_token is not None and target.decoder is not None:
         notes.append("on a GPU P-EAGLE takes one pass a token, not one a draft")
-    for note in notes:
-        logger.warning("the head: %s", note)
-    return "; ".join(notes)
+        logger.warning("the head: %s", notes[-1])
+    return "; ".join(filter(None, notes))
 
 
-def _output_bytes(target: ReadyModel) -> int:
+def context_note(layers: ModelConfig, target: ReadyModel) -> str:
+    """Say, here and in the log, that a head was trained for less context than the target has; else return nothing."""
+    context, longest = layers.max_context, target.model.config.max_context
+    if context >= longest:
+        return ""
+    note = f"trained for {context} tokens of context, the target's {longest}: acceptance may fall beyond"
+    logger.warning("the head: %s", note)
+    return note
+
+
+def output_bytes(target: ReadyModel) -> int:
+    """Return the bytes of the target's output layer."""
     if target.decoder is not None:
         return target.decoder.head.bytes
     weights = target.model.weights

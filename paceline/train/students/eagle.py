@@ -238,7 +238,7 @@ def _mask(length: int, step: int, *, like: Tensor) -> Tensor:
 
 
 def _config(shape: EagleShape) -> dict[str, object]:
-    stretched = {"rope_scaling": _scaling(shape.scaling)} if shape.scaling else {}
+    stretched = {"rope_scaling": scaling_entry(shape.scaling)} if shape.scaling else {}
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -261,7 +261,7 @@ def _config(shape: EagleShape) -> dict[str, object]:
     }
 
 
-def _scaling(scaling: RopeScaling) -> dict[str, object]:
+def scaling_entry(scaling: RopeScaling) -> dict[str, object]:
     """Return the `rope_scaling` entry of config.json."""
     found: dict[str, object] = {"rope_type": scaling.kind, "factor": scaling.factor}
     if scaling.kind == "llama3":

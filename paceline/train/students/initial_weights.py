@@ -29,7 +29,7 @@ class DraftVocabulary:
 
 def draft_vocabulary(exchanges: Sequence[Exchange], *, size: int, vocab: int, always: Iterable[int]) -> DraftVocabulary:
     """Choose the most frequent tokens of the answers, and the tokens of `always` (such as end tokens)."""
-    ranked = _counts(exchanges, vocab)
+    ranked = token_counts(exchanges, vocab)
     ranked[list(always)] = ranked.sum() + 1
     ids = np.sort(np.argsort(-ranked, kind="stable")[: min(size, vocab)])
     return vocabulary_of(exchanges, torch.from_numpy(ids), vocab=vocab)
@@ -37,11 +37,11 @@ def draft_vocabulary(exchanges: Sequence[Exchange], *, size: int, vocab: int, al
 
 def vocabulary_of(exchanges: Sequence[Exchange], ids: Tensor, *, vocab: int) -> DraftVocabulary:
     """Return the draft vocabulary `ids`, with its coverage of the answers."""
-    counts = _counts(exchanges, vocab)
+    counts = token_counts(exchanges, vocab)
     return DraftVocabulary(ids, float(counts[ids.numpy()].sum() / max(1, counts.sum())))
 
 
-def _counts(exchanges: Sequence[Exchange], vocab: int) -> np.ndarray:
+def token_counts(exchanges: Sequence[Exchange], vocab: int) -> np.ndarray:
     """Count each token in the answers, [vocab]."""
     counts = np.zeros(vocab, dtype=np.int64)
     for exchange in exchanges:

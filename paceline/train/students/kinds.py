@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from paceline.errors import InvalidRequest, UnknownOption
+from paceline.models.block_config import is_block
 from paceline.models.directory import member, read_json
 from paceline.models.load import LoadedModel
 from paceline.text.tokenizer import Tokenizer
@@ -17,6 +18,7 @@ from paceline.train.data.batches import TextBatch, in_order
 from paceline.train.data.teacher import Teacher
 from paceline.train.options import DRAFT_VOCAB, TrainOptions
 from paceline.train.storage import read_tensors
+from paceline.train.students.block_start import block_shape, new_block, read_block_student
 from paceline.train.students.initial_weights import (
     DraftVocabulary,
     draft_vocabulary,
@@ -33,7 +35,7 @@ from paceline.train.students.small import HEAD_DIM, SmallShape, SmallStudent
 from paceline.train.students.student import Student
 from paceline.train.students.tokenizer_files import tokenizer_files
 
-KINDS = ("eagle", "medusa", "small")
+KINDS = ("eagle", "block", "medusa", "small")
 SCALE_EXCHANGES = 64  # exchanges that the magnitudes of features are measured on
 
 
@@ -56,6 +58,8 @@ def new_student(
         return _eagle_from_head(options, model, trained, dtype, device)
     if options.kind == "eagle":
         return _new_eagle(options, model, trained, dtype, device)
+    if options.kind == "block":
+        return _new_block(options, model, trained, dtype, device)
     teacher = Teacher(model, layers=(), dtype=dtype, device=device)
     config = model.config
     if options.kind == "medusa":
@@ -78,6 +82,9 @@ def read_student(folder: Path, model: LoadedModel, *, device: torch.device) -> t
         return MedusaStudent(medusa, params=tensors, dtype=dtype, device=device), teacher
     if config.get("architectures") == ["LlamaForCausalLM"]:
         raise InvalidRequest(f"{folder}: a model, no heads; it is measured with `paceline bench offline`")
+    if is_block(config):
+        block = read_block_student(folder, model.config, dtype=dtype, device=device)
+        return block, Teacher(model, layers=block.shape.taps, dtype=dtype, device=device)
     head = PublishedHead.read(folder, model.config, steps=1)
     teacher = Teacher(model, layers=head.shape.layers, dtype=dtype, device=device)
     unscaled = torch.ones(len(head.shape.layers) * head.shape.hidden, device=device)
@@ -134,6 +141,16 @@ def _new_eagle(
         packing=options.packing,
     )
     return Start(student, teacher, vocabulary)
+
+
+def _new_block(
+    options: TrainOptions, model: LoadedModel, trained: Sequence[Exchange], dtype: torch.dtype, device: torch.device
+) -> Start:
+    shape = block_shape(options, model.config, trained)
+    teacher = Teacher(model, layers=shape.taps, dtype=dtype, device=device)
+    scale = feature_scale(teacher, _sample(options, trained, device))
+    student = new_block(shape, teacher, scale=scale, dtype=dtype, seed=options.seed, packing=options.packing)
+    return Start(student, teacher)
 
 
 def _eagle_from_head(

@@ -1,0 +1,129 @@
+"""A block drafter that drafts: DFlash, DSpark or DFlash2, one pass for all tokens of all drafts.
+
+It keeps its keys and values under the target's page ids. `drafters.eagle.reading` feeds and reads hidden states, as for
+an EAGLE head; `drafters.block.drafting` drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from paceline.draft import EMPTY, Draft
+from paceline.drafters.base import Ask, Drafter, FeatureDrafter, Seen
+from paceline.drafters.block.drafting import BlockDrafting
+from paceline.drafters.eagle.drafter import STATE_BYTES
+from paceline.drafters.eagle.drafting import Draws
+from paceline.drafters.eagle.reading import HeadReading
+from paceline.drafters.options import parse_options
+from paceline.drafters.recipe import BuildContext, Recipe
+from paceline.drafters.shipped import head_directory
+from paceline.errors import InvalidRequest
+from paceline.kv.pages import PagePool
+from paceline.models.weights import Progress
+from paceline.runner.batch import build_batch
+from paceline.runner.heads.protocol import BlockForward
+from paceline.runner.lanes import Lanes
+from paceline.runner.loading.blocks import read_block
+from paceline.runner.loading.models import ReadyModel
+from paceline.sampling.sampler import Pick
+from paceline.types import Off
+
+
+class BlockDrafter(FeatureDrafter):
+    name = "block"
+    ends_drafts = True
+
+    def __init__(
+        self,
+        head: BlockForward,
+        *,
+        taps: Sequence[int],
+        width: int,
+        max_draft: int,
+        lanes: Lanes,
+        pool: PagePool,
+        vocab_size: int,
+        pick: Pick,
+        chunk: int = 256,
+        state_bytes: int = STATE_BYTES,
+        min_confidence: float | None = None,
+    ) -> None:
+        """`width`: columns of the features, all taps together. `vocab_size`, `pick`: the target's. `chunk`: rows of one
+        reading pass. `state_bytes`: memory for hidden states. `min_confidence`: see BlockDrafting."""
+        if not (min_confidence is None or 0 <= min_confidence <= 1):
+            raise InvalidRequest(f"min_confidence {min_confidence} must be in [0, 1]")
+        self.taps = taps
+        self.max_draft = max_draft
+        self._head = head
+        self._lanes = lanes
+        self._reading = HeadReading(
+            head, name=self.name, lanes=lanes, pool=pool, width=width, chunk=chunk, state_bytes=state_bytes
+        )
+        draws = Draws(head, lanes=lanes, vocab_size=vocab_size, pick=pick)
+        self._drafting = BlockDrafting(head, lanes=lanes, draws=draws, min_confidence=min_confidence)
+
+    def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
+        self._reading.start(key, lane, tokens)
+
+    def stop(self, key: int) -> None:
+        self._reading.stop(key)
+
+    def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, Off]:
+        return self._reading.feed(features, seen, crowded=crowded)
+
+    def knows(self, page: int) -> bool:
+        return self._reading.knows(page)
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        ready = self._reading.catch_up(asks)
+        if not ready:
+            return [EMPTY] * len(asks)
+        shares, features = self._reading.take_held(ready)
+        self._head(build_batch(self._lanes, shares), features=features)
+        made = self._drafting.draft([ask.within(self.max_draft) for ask in ready])
+        drafts = dict(zip([ask.key for ask in ready], made, strict=True))
+        return [drafts.get(ask.key, EMPTY) for ask in asks]
+
+
+def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
+    name, _, rest = options.partition(",")
+    given = parse_options(BlockDrafter.name, rest, {"max_draft": int, "min_confidence": float})
+    if target.device != "cpu":
+        raise InvalidRequest(
+            f"the block drafter {name!r:.200} runs on a CPU only: rounds on a GPU have no pass over a block; take an "
+            "EAGLE head or another drafter, or --device cpu"
+        )
+    ready = read_block(head_directory(name), target)
+    config = ready.head.config
+    longest = given.pop("max_draft", config.longest)
+    if not 1 <= longest <= config.longest:
+        raise InvalidRequest(
+            f"max_draft {longest} must be 1 to {config.longest}, the tokens of one block of {name:.200}"
+        )
+
+    def build(context: BuildContext) -> Drafter:
+        return BlockDrafter(
+            ready.forward(context.target, num_pages=context.pool.num_pages),
+            taps=config.taps,
+            width=config.width,
+            max_draft=longest,
+            lanes=context.lanes,
+            pool=context.pool,
+            vocab_size=context.vocab_size,
+            pick=context.target.pick,
+            chunk=context.max_step_tokens,
+            **given,
+        )
+
+    return Recipe(
+        name=BlockDrafter.name,
+        build=build,
+        how=ready.why,
+        page_bytes=ready.page_bytes,
+        pass_bytes=ready.pass_bytes,
+        taps=config.taps,
+        vocabulary=config.draft_vocab_size,
+    )

@@ -1,0 +1,68 @@
+"""The heads of DSpark: a bias of the token before for each row of a block, and the drafter's own confidence.
+
+e = before[token]          one row for each token of the target, of a small rank
+vanilla   bias = after e
+gated     bias = after (σ(gate [h; e]) · e)
+rnn       g, c, o = joint [s; e; h];  s ← σ(g) · s + (1 - σ(g)) · tanh(c);  bias = after tanh(o);  s = 0 at first
+confidence = σ(proj [h; e]), or σ(proj h): how likely the row's token is accepted, if all before it are
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from paceline.kernels.quant import Weight
+from paceline.kernels.reference import embed, linear
+from paceline.models.block_config import BlockConfig
+
+
+class MarkovRows:
+    """Implements BlockRows for a drafter with one of these heads, or both."""
+
+    def __init__(self, config: BlockConfig, weights: Mapping[str, Weight], states: Tensor, logits: Tensor) -> None:
+        """`states` [rows, hidden] after the last norm, and `logits` [rows, draft vocabulary] without the bias."""
+        self._config = config
+        self._weights = weights
+        self._states = states
+        self._logits = logits
+        rank = 0 if config.markov is None else config.markov.rank
+        self._memory = states.new_zeros(1, rank)
+
+    def logits(self, row: int, before: int) -> Tensor:
+        if self._config.markov is None:
+            return self._logits[row : row + 1]
+        bias = linear(self._factor(row, self._embedded(before)), self._weights["markov.after"])
+        return self._logits[row : row + 1] + bias.float().cpu()
+
+    def confidence(self, row: int, before: int) -> float | None:
+        if self._config.confidence is None:
+            return None
+        inputs = self._states[row : row + 1]
+        if self._config.confidence == "states and tokens":
+            inputs = torch.cat([inputs, self._embedded(before)], dim=1)
+        return float(self._product("confidence", inputs).float().sigmoid())
+
+    def _factor(self, row: int, embedded: Tensor) -> Tensor:
+        """Return the input [1, rank] of the bias. The rnn moves on: rows are asked for once, in order."""
+        assert self._config.markov is not None, "no markov head"
+        state = self._states[row : row + 1]
+        if self._config.markov.kind == "vanilla":
+            return embedded
+        if self._config.markov.kind == "gated":
+            return self._product("markov.gate", torch.cat([state, embedded], dim=1)).sigmoid() * embedded
+        joint = self._product("markov.joint", torch.cat([self._memory, embedded, state], dim=1))
+        gate, candidate, out = joint.chunk(3, dim=1)
+        self._memory = gate.sigmoid() * self._memory + (1 - gate.sigmoid()) * candidate.tanh()
+        return out.tanh()
+
+    def _embedded(self, token: int) -> Tensor:
+        index = torch.tensor([token], device=self._states.device)
+        return embed(index, self._weights["markov.before"], self._states.dtype)
+
+    def _product(self, name: str, x: Tensor) -> Tensor:
+        bias = self._weights.get(f"{name}.bias")
+        assert bias is None or isinstance(bias, Tensor), f"{name}.bias is quantised"
+        return linear(x, self._weights[name], bias)
