@@ -90,6 +90,7 @@ NETWORKS: Mapping[str, Mapping[str, Any]] = {  # with seeds whose drafts are rig
     "EAGLE-3 with flags": {**FLAGS, "feature_norms": 2, "seed": 1},
     "P-EAGLE": {"kind": "P-EAGLE", "mask_token": 5, "layers": 2, "seed": 1},
     "EAGLE-1": {"kind": "EAGLE-1", "without": ("head",)},
+    "MTP": {"kind": "MTP", "norm_output": True, "qkv_bias": True, "without": ("head",), "seed": 1},
 }
 
 
@@ -103,10 +104,12 @@ class EagleMade:
     vocab_size: int = VOCAB
     branches: int | None = 1  # on a device; None: by the number of sequences
     network: str = "EAGLE-3"  # a key of NETWORKS
+    name: str = "eagle"
 
     def __call__(self, context: BuildContext, backend: str) -> Drafter:
         return EagleDrafter(
             self.forward(context.target, backend, context.pool.num_pages, context.max_context),
+            name=self.name,
             taps=self.taps,
             width=self.head.config.width,
             lanes=context.lanes,
@@ -179,6 +182,7 @@ RIGS: Mapping[str, Mapping[str, Made]] = {
         "eagle-parallel": EagleMade(network="P-EAGLE"),
         "eagle-1": EagleMade(taps=(2,), network="EAGLE-1"),
     },
+    "mtp": {"mtp": EagleMade(taps=(2,), network="MTP", name="mtp")},
     "prediction": {"prediction": lambda context, backend: PredictionDrafter()},
     "medusa": {"medusa": MedusaMade(), "medusa-hesitant": MedusaMade(min_confidence=0.02)},
     "self": {},  # a device's alone: see DEVICE_RIGS
@@ -232,6 +236,7 @@ DEVICE_RIGS: Mapping[str, Model | LookupOnDevice | EagleMade | MedusaMade] = {
     "eagle-flags": EagleMade(draft_vocab=40, taps=(1, 3), branches=3, network="EAGLE-3 with flags"),
     "eagle-parallel": EagleMade(network="P-EAGLE"),
     "eagle-1": EagleMade(taps=(2,), branches=2, network="EAGLE-1"),
+    "mtp": EagleMade(taps=(2,), branches=2, network="MTP"),
     "medusa": MedusaMade(),
 }
 

@@ -1,9 +1,9 @@
 """EAGLE and Medusa-1 heads, read from the files in which they are published.
 
 `models.eagle_config` says what an EAGLE head computes, and reads its config.json. Here are its weights, by names that
-do not depend on the layout of the file. Medusa heads read the target's last hidden state alone; each guesses the token
-one position after that of the head before it. A head that does not fit the target raises an error here; it is not left
-to draft badly.
+do not depend on the layout of the file. An MTP head is one of them, found and described in `models.mtp`. Medusa heads
+read the target's last hidden state alone; each guesses the token one position after that of the head before it. A head
+that does not fit the target raises an error here; it is not left to draft badly.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class EagleHead:
     """An EAGLE head.
 
     weights: fc, layers.i.{attn_norm, q, k, v, o, q_norm, k_norm, mlp_norm, gate, up, down}, biases as NAME.bias; where
-    the network has them embed_norm, fc_norm, norm and mask, the features of drafted positions; and embed and head
-    unless the head uses those of the target. `layers.0.attn_norm` is the norm of g.
+    the network has them embed_norm, state_norm, fc_norm, norm and mask, the features of drafted positions; and embed
+    and head unless the head uses those of the target. `layers.0.attn_norm` is the norm of g in EAGLE-3.
     """
 
     config: EagleConfig
@@ -74,6 +74,11 @@ def load_eagle(directory: Path, target: ModelConfig, *, blank: bool = False) -> 
     values = read_json(path)
     file = HeadTensors(directory, prefixes=EAGLE_NAMES, blank=blank)
     config = eagle_config(values, target, source=str(path), has=file.__contains__)
+    return take_head(file, config, target)
+
+
+def take_head(file: HeadTensors, config: EagleConfig, target: ModelConfig) -> EagleHead:
+    """Take all tensors of a head; raise if one is missing, does not fit, or is left."""
     weights = _eagle_weights(file, config, target)
     ids, sketch = _ids(file, config), _sketch(file, config.decoder.hidden_size)
     file.leave(*(name for name in file.names() if name.endswith("rotary_emb.inv_freq")))  # computed, not read
@@ -116,9 +121,11 @@ def _check_shared(file: HeadTensors, name: str, what: str, config: EagleConfig, 
 
 def _norms(file: HeadTensors, config: EagleConfig) -> dict[str, Weight]:
     """Take the norms outside of the layers."""
-    if config.fuses_tokens:
+    if config.state_norm is None:
         return {}
     hidden, each = config.decoder.hidden_size, config.target_hidden_size
+    if config.usual_layers:
+        return {name: file.vector(f"{name}.weight", hidden) for name in ("embed_norm", "state_norm", "norm")}
     norms: dict[str, Weight] = {
         "embed_norm": file.vector("layers.0.input_layernorm.weight", hidden),
         "norm": file.vector("norm.weight", hidden),
@@ -138,8 +145,8 @@ def _layer(file: HeadTensors, config: EagleConfig, index: int) -> dict[str, Weig
     queries, keys = decoder.num_heads * decoder.head_dim, decoder.num_kv_heads * decoder.head_dim
     inputs = 2 * hidden if index == 0 and not config.fuses_tokens else hidden
     weights: dict[str, Weight] = {}
-    if index or not config.fuses_tokens:
-        norm = "input_layernorm" if index else "hidden_norm"
+    if index or config.state_norm is not None:
+        norm = "input_layernorm" if index or config.usual_layers else "hidden_norm"
         weights[f"{of}attn_norm"] = file.vector(f"{of}{norm}.weight", hidden)
     for name, outputs in {"q": queries, "k": keys, "v": keys}.items():
         weights |= _matrix(file, of + name, f"{of}self_attn.{name}_proj", outputs, inputs, bias=decoder.qkv_bias)
