@@ -151,6 +151,7 @@ def write_target(folder: Path, family: str) -> Path:
     config = json.loads((folder / "config.json").read_text()) | FAMILIES[family]
     (folder / "config.json").write_text(json.dumps(config))
     random, tensors = torch.Generator().manual_seed(3), load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"] = torch.exp(torch.randn(HIDDEN, generator=random))  # far from no norm at all
     for index in range(LAYERS):
         tensors |= {f"model.layers.{index}.{name}": draw(size, random) for name, size in MORE[family].items()}
     save_file(tensors, folder / "model.safetensors")

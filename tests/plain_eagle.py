@@ -96,13 +96,13 @@ def adam(param: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, step: in
     param -= rate * (mean / (1 - 0.9**step)) / ((square / (1 - 0.999**step)).sqrt() + 1e-8)
 
 
-def fit(params: Sequence[Tensor], loss: Callable[[], Tensor], *, steps: int) -> None:
+def fit(params: Sequence[Tensor], loss: Callable[[], Tensor], *, steps: int, rate: float = 5e-3) -> None:
     """Fit parameters, in place."""
     moments = [(torch.zeros_like(param), torch.zeros_like(param)) for param in params]
     for step in range(1, steps + 1):
         gradients = torch.autograd.grad(loss(), params)
         for param, gradient, (mean, square) in zip(params, gradients, moments, strict=True):
-            adam(param, gradient, mean, square, step)
+            adam(param, gradient, mean, square, step, rate)
 
 
 class PlainTarget:
