@@ -144,9 +144,10 @@ def _kind(fields: Fields, *, fused: bool) -> Kind:
     if kind is None and speculators is None and (fields.get("model_type") == "eagle" or (_is_plain(name) and fused)):
         kind = "EAGLE-1"  # published under the name of its one decoder layer; `fc` tells it from a whole model
     if kind is None:
+        hint = "an MTP head loads as mtp:PATH; " if speculators == "mtp" else ""
         raise UnsupportedModel(
-            f"{fields.source}: {speculators or name!r:.100} is no EAGLE head; supported: {', '.join(ARCHITECTURES)}, "
-            f"or a speculators_model_type of {', '.join(SPECULATORS)}"
+            f"{fields.source}: {speculators or name!r:.100} is no EAGLE head; {hint}supported: "
+            f"{', '.join(ARCHITECTURES)}, or a speculators_model_type of {', '.join(SPECULATORS)}"
         )
     return "P-EAGLE" if kind == "EAGLE-3" and _flag(fields, "parallel_drafting", False) else kind
 

@@ -58,7 +58,7 @@ GEMMA = {"pre_projection.": "fc.", "post_projection.": "carry.", "model.": ""}
 
 MIMO = MtpForm("MiMo", "model.mtp_layers.", MODULES, hidden_first=True)
 SPECULATORS = MtpForm("speculators mtp", "mtp_layers.", MODULES)
-STITCHED = MtpForm("speculators mtp, stitched into its target", "mtp.", QWEN, counts=(COUNT, "mtp_num_hidden_layers"))
+STITCHED = MtpForm("stitched speculators mtp", "mtp.", QWEN, counts=(COUNT, "mtp_num_hidden_layers"))
 RUNNING = (MIMO, SPECULATORS, STITCHED)
 EXPERTS = "a mixture of experts"
 OTHERS = (  # forms of architectures that do not run here
@@ -124,5 +124,5 @@ def refuse_others(fields: Fields) -> None:
         if foreign or any(kind in form.model_types for kind in types):
             raise UnsupportedModel(
                 f"{fields.source}: an MTP head of the form {form.family!r} needs {form.lacks}, which Paceline does not "
-                f"compute that yet; it runs those of {', '.join(known.family for known in RUNNING)}"
+                f"compute yet; it runs those of {', '.join(known.family for known in RUNNING)}"
             )
