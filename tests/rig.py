@@ -90,7 +90,7 @@ NETWORKS: Mapping[str, Mapping[str, Any]] = {  # with seeds whose drafts are rig
     "EAGLE-3 with flags": {**FLAGS, "feature_norms": 2, "seed": 1},
     "P-EAGLE": {"kind": "P-EAGLE", "mask_token": 5, "layers": 2, "seed": 1},
     "EAGLE-1": {"kind": "EAGLE-1", "without": ("head",)},
-    "MTP": {"kind": "MTP", "norm_output": True, "qkv_bias": True, "without": ("head",), "seed": 1},
+    "MTP": {"kind": "MTP", "norm_output": True, "qkv_bias": True, "without": ("head",), "seed": 7},
 }
 
 
