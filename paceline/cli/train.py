@@ -35,13 +35,19 @@ goes on where the last one ended, however it ended. Prompts that share thirteen 
 """
 
 
+MTP = """An MTP head, as models come with in their checkpoints: one layer like the target's own, over its last hidden
+state. It uses the target's embedding and output layer, which are not trained, and drafts the whole vocabulary. The file
+has the layout of `speculators`, and loads as mtp:PATH.
+
+paceline train mtp smollm2 --prompts prompts.jsonl.gz --out head --minutes 15
+"""
 MEDUSA = """Medusa-1 heads: each guesses one token further ahead from the target's last hidden state alone. All of them
 draft in one pass; each has a product over the whole vocabulary, so they suit targets that are large beside it.
 
 paceline train medusa ./qwen2.5-1.5b --prompts prompts.jsonl --out heads --minutes 15
 """
 SMALL = """A small Llama that learns to talk like the target: an ordinary model directory, loaded as model:PATH. It
-begins from nothing and needs the most prompts and the most time of the three kinds.
+begins from nothing and needs the most prompts and the most time of all kinds.
 
 paceline train small ./qwen2.5-1.5b --prompts prompts.jsonl --out small --minutes 60
 """
@@ -50,7 +56,12 @@ replayed over the answers as the engine would accept drafts.
 
 paceline train eval smollm2 drafter --eval mt_bench=question.jsonl
 """
-KINDS = {"eagle": ("an EAGLE-3 head", EAGLE), "medusa": ("Medusa-1 heads", MEDUSA), "small": ("a small model", SMALL)}
+KINDS = {
+    "eagle": ("an EAGLE-3 head", EAGLE),
+    "mtp": ("an MTP head", MTP),
+    "medusa": ("Medusa-1 heads", MEDUSA),
+    "small": ("a small model", SMALL),
+}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -149,16 +160,19 @@ def _add_shape(parser: ArgumentParser, kind: str) -> None:
             help="go on with this one: a directory, 'smollm2', or a hub id",
         )
         group.add_argument("--draft-vocab", type=count, metavar="N", help="tokens it knows (default: 16384, or HEAD's)")
-        group.add_argument("--unroll", type=_unroll, metavar="N", help="steps ahead it learns (default: 5)")
         group.add_argument(
             "--intermediate", type=count, metavar="N", help="width of its MLP (default: the target's, or HEAD's)"
         )
+    elif kind == "mtp":
+        group.add_argument("--intermediate", type=count, metavar="N", help="width of its MLP (default: the target's)")
     elif kind == "medusa":
         group.add_argument("--heads", type=count, metavar="N", help="tokens ahead (default: 4)")
     else:
         group.add_argument("--hidden", type=count, metavar="N", help="its width (default: 192)")
         group.add_argument("--layers", type=count, metavar="N", help="(default: 4)")
         group.add_argument("--intermediate", type=count, metavar="N", help="width of its MLP (default: 8/3 of hidden)")
+    if kind in ("eagle", "mtp"):
+        group.add_argument("--unroll", type=_unroll, metavar="N", help="steps ahead it learns (default: 5)")
     if kind != "small":
         group.add_argument("--packing", choices=("bf16", "int8", "int4"), help="of the file (default: bf16)")
 
