@@ -52,14 +52,18 @@ def texts() -> TextBatch:
     return texts_of(lengths=(20, 32), starts=(5, 9))
 
 
+def far_from_new(made: MtpStudent) -> MtpStudent:
+    """Change all weights, so that every part of the head matters."""
+    with torch.no_grad():
+        for index, param in enumerate(made.params.values()):
+            noise = torch.randn(param.shape, generator=torch.Generator().manual_seed(index))
+            param.copy_(param * noise.exp() if param.dim() == 1 else param + 0.1 * noise)
+    return made
+
+
 @pytest.fixture
 def head(teacher: Teacher) -> MtpStudent:
-    """Far from its initial weights, so that every part of it matters."""
-    made = student(teacher)
-    with torch.no_grad():
-        for param in made.params.values():
-            param += torch.randn(param.shape, generator=torch.Generator().manual_seed(param.numel())) * 0.1
-    return made
+    return far_from_new(student(teacher))
 
 
 def test_a_new_head_says_what_the_target_does(teacher: Teacher, texts: TextBatch) -> None:
@@ -75,19 +79,20 @@ def test_guesses_are_the_drafts_of_the_formulas(target: Path, tmp_path: Path) ->
     """Of a text that the head itself continues, so that drafted and true tokens are the same."""
     model = load_model(str(target))
     teacher = Teacher(model, layers=(), dtype=torch.float32, device=CPU)
-    made = student(teacher)
     folder = tmp_path / "head"
     folder.mkdir()
-    for name, data in made.files().items():
+    for name, data in far_from_new(student(teacher)).files().items():
         (folder / name).write_bytes(data)
     plain = PlainMtp(folder, PlainTarget(target), Names.inside("mtp_layers.0."))
     again, _ = read_student(folder, model, device=CPU)
-    before = [100 + 3 * i % 16 for i in range(12)]
-    drafted = plain.draft(before, STEPS)
-    ids = torch.zeros((1, 16), dtype=torch.int64)
-    ids[0, : 12 + STEPS] = torch.tensor([*before, *drafted])
-    texts = TextBatch(ids=ids, starts=torch.tensor([4]), ends=torch.tensor([15]))
-    assert again.guesses(teacher, teacher(ids), texts, STEPS)[0, 10].tolist() == drafted
+    ids, drafts = torch.zeros((8, 16), dtype=torch.int64), []
+    for row in range(8):
+        before = [100 + (row + 3) * i % 16 for i in range(12)]
+        drafts.append(plain.draft(before, STEPS))
+        ids[row, : 12 + STEPS] = torch.tensor([*before, *drafts[-1]])
+    texts = TextBatch(ids=ids, starts=torch.full((8,), 4), ends=torch.full((8,), 15))
+    assert len({tuple(draft) for draft in drafts}) > 4
+    assert again.guesses(teacher, teacher(ids), texts, STEPS)[:, 10].tolist() == drafts
 
 
 def test_the_loss_is_the_distance_from_the_target(head: MtpStudent, teacher: Teacher, texts: TextBatch) -> None:
