@@ -111,7 +111,7 @@ class LLM:
         if there is one. `options` are fields of `EngineConfig`."""
         self._device = device = choose_device(device)
         if drafter is None:
-            drafter = default_drafters(target if isinstance(target, str) else target.name, device)
+            drafter = default_drafters(target, device, progress=progress)
         words = completed([drafter] if isinstance(drafter, str) else drafter, device)
         config = EngineConfig.of(device=device, **options)
         self.parts = assemble(

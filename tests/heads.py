@@ -77,14 +77,14 @@ def random_eagle(
 def eagle_shapes(config: EagleConfig) -> dict[str, tuple[int, ...]]:
     decoder, hidden, pairs = config.decoder, config.decoder.hidden_size, config.fuses_tokens
     shapes: dict[str, tuple[int, ...]] = {"fc": (hidden, config.fc_inputs)}
-    if not pairs:
-        shapes |= dict.fromkeys(("embed_norm", "layers.0.attn_norm"), (hidden,))
+    if config.state_norm is not None:
+        shapes |= dict.fromkeys(("embed_norm", "layers.0.attn_norm", config.state_norm), (hidden,))
     for index in range(decoder.num_layers):
         wide = index == 0 and not pairs
         shapes |= {f"layers.{index}.{name}": shape for name, shape in layer_shapes(decoder, wide=wide).items()}
         if index:
             shapes[f"layers.{index}.attn_norm"] = (hidden,)
-    if not pairs:
+    if config.state_norm is not None:
         shapes["norm"] = (hidden,)
     if config.feature_norms:
         shapes["fc_norm"] = (config.width,)

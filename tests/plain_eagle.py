@@ -7,7 +7,7 @@ pages, no network code of Paceline. Rows are [length, hidden].
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,14 +96,23 @@ def adam(param: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, step: in
     param -= rate * (mean / (1 - 0.9**step)) / ((square / (1 - 0.999**step)).sqrt() + 1e-8)
 
 
+def fit(params: Sequence[Tensor], loss: Callable[[], Tensor], *, steps: int, rate: float = 5e-3) -> None:
+    """Fit parameters, in place."""
+    moments = [(torch.zeros_like(param), torch.zeros_like(param)) for param in params]
+    for step in range(1, steps + 1):
+        gradients = torch.autograd.grad(loss(), params)
+        for param, gradient, (mean, square) in zip(params, gradients, moments, strict=True):
+            adam(param, gradient, mean, square, step, rate)
+
+
 class PlainTarget:
-    """A Llama model of a directory."""
+    """A model of a directory: Llama, Qwen2 with biases, or Qwen3 with norms of queries and keys."""
 
     def __init__(self, folder: Path) -> None:
         self.shape = json.loads((folder / "config.json").read_text())
         heads = self.shape["num_attention_heads"]
         self.shape = {"head_dim": self.shape["hidden_size"] // heads, "rope_theta": 1e4, **self.shape}
-        found = load_file(str(folder / "model.safetensors"))
+        found = {name: each for file in folder.glob("*.safetensors") for name, each in load_file(str(file)).items()}
         self.tensors = {name.removeprefix("model."): tensor.float() for name, tensor in found.items()}
         self.embedding = self.tensors["embed_tokens.weight"]
         self.output = self.tensors.get("lm_head.weight", self.embedding)
@@ -157,11 +166,7 @@ class PlainHead:
         params = [tensor.requires_grad_() for tensor in self.tensors.values() if tensor.dtype == torch.float32]
         states, _ = self.target.states(tokens)
         features = torch.cat([states[place] for place in self._places(len(states) - 1)], dim=1)
-        moments = [(torch.zeros_like(param), torch.zeros_like(param)) for param in params]
-        for step in range(1, steps + 1):
-            gradients = torch.autograd.grad(self._loss(features, list(tokens), turns), params)
-            for param, gradient, (mean, square) in zip(params, gradients, moments, strict=True):
-                adam(param, gradient, mean, square, step)
+        fit(params, lambda: self._loss(features, list(tokens), turns), steps=steps)
         self.tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
 
     def _loss(self, features: Tensor, tokens: list[int], turns: int) -> Tensor:

@@ -94,6 +94,7 @@ NETWORKS: Mapping[str, Mapping[str, Any]] = {  # with seeds whose drafts are rig
     "EAGLE-3 with flags": {**FLAGS, "feature_norms": 2, "seed": 1},
     "P-EAGLE": {"kind": "P-EAGLE", "mask_token": 5, "layers": 2, "seed": 1},
     "EAGLE-1": {"kind": "EAGLE-1", "without": ("head",)},
+    "MTP": {"kind": "MTP", "norm_output": True, "qkv_bias": True, "without": ("head",), "seed": 7},
 }
 
 
@@ -107,10 +108,12 @@ class EagleMade:
     vocab_size: int = VOCAB
     branches: int | None = 1  # on a device; None: by the number of sequences
     network: str = "EAGLE-3"  # a key of NETWORKS
+    name: str = "eagle"
 
     def __call__(self, context: BuildContext, backend: str) -> Drafter:
         return EagleDrafter(
             self.forward(context.target, backend, context.pool.num_pages, context.max_context),
+            name=self.name,
             taps=self.taps,
             width=self.head.config.width,
             lanes=context.lanes,
@@ -222,6 +225,7 @@ RIGS: Mapping[str, Mapping[str, Made]] = {
         "block": BlockMade(),
         "block-markov": BlockMade("DSpark", min_confidence=0.02),
     },
+    "mtp": {"mtp": EagleMade(taps=(2,), network="MTP", name="mtp")},
     "prediction": {"prediction": lambda context, backend: PredictionDrafter()},
     "medusa": {"medusa": MedusaMade(), "medusa-hesitant": MedusaMade(min_confidence=0.02)},
     "self": {},  # a device's alone: see DEVICE_RIGS
@@ -275,6 +279,7 @@ DEVICE_RIGS: Mapping[str, Model | LookupOnDevice | EagleMade | MedusaMade] = {
     "eagle-flags": EagleMade(draft_vocab=40, taps=(1, 3), branches=3, network="EAGLE-3 with flags"),
     "eagle-parallel": EagleMade(network="P-EAGLE"),
     "eagle-1": EagleMade(taps=(2,), branches=2, network="EAGLE-1"),
+    "mtp": EagleMade(taps=(2,), branches=2, network="MTP"),
     "medusa": MedusaMade(),
 }
 

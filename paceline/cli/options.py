@@ -90,9 +90,10 @@ def add_model_options(parser: ArgumentParser, *, default_target: str | None = No
         "--drafter",
         action="append",
         metavar="DRAFTER",
-        help="ngram, ngram:min_ngram=1, suffix, a model, eagle:PATH, block:PATH, medusa:PATH, one of another installed "
-        "package, or none; may be given several times: on a CPU the portfolio of all drafts, with suffix beside a head "
-        "or a model, on a GPU the first one (default: the model's head, with suffix on a CPU, with ngram on a GPU)",
+        help="ngram, ngram:min_ngram=1, suffix, a model, eagle:PATH, block:PATH, mtp, mtp:PATH, medusa:PATH, one of "
+        "another installed package, or none; may be given several times: on a CPU the portfolio of all drafts, with "
+        "suffix beside a head or a model, on a GPU the first one (default: the model's head, with suffix on a CPU, "
+        "with ngram on a GPU)",
     )
     parser.add_argument("--format", default="auto", metavar="FORMAT", help=f"of the weights: {', '.join(FORMATS)}")
     parser.add_argument(
@@ -130,17 +131,18 @@ def engine_config(args: Namespace, *, device: str = "cpu") -> EngineConfig:
     return EngineConfig.of(device=device, **given(args, EngineConfig))
 
 
-def drafters_of(args: Namespace) -> list[str]:
-    """List the drafters that --drafter names, completed; none for `--drafter none`, the defaults without --drafter."""
-    from paceline.drafters.registry import completed, default_drafters, shipped_drafters
+def drafters_of(args: Namespace, *, progress: Callable[[int, int], None] | None = None) -> list[str]:
+    """List the drafters that --drafter names, completed; none for `--drafter none`, the defaults without --drafter.
+    `progress`: of a model that is fetched, to see whether it comes with a head."""
+    from paceline.drafters.registry import completed, default_drafters, own_heads
     from paceline.runner.loading.models import choose_device
 
     device = choose_device(args.device)
     if args.drafter:
         return [] if args.drafter == ["none"] else completed(args.drafter, device)
     if device != "cpu":
-        return [*shipped_drafters(args.target), "ngram"]
-    return completed(default_drafters(args.target, device), device)
+        return [*own_heads(args.target, progress=progress), "ngram"]
+    return completed(default_drafters(args.target, device, progress=progress), device)
 
 
 def measured_drafters(args: Namespace, llm: LLM) -> list[str]:
@@ -157,7 +159,6 @@ def load(
     from paceline.llm import LLM
 
     check_rules(_rules(args), device=args.device)
-    words = drafters_of(args) if drafters else []
     options = given(args, EngineConfig)
     with progress_bar(f"loading {Path(args.target).name}") as shown:
         latest = (0, 0)  # bytes
@@ -176,7 +177,7 @@ def load(
 
         return LLM(
             args.target,
-            drafter=words,
+            drafter=drafters_of(args, progress=progress) if drafters else [],
             format=args.format,
             device=args.device,
             threads=args.threads,

@@ -42,6 +42,12 @@ paceline train block smollm2 --prompts prompts.jsonl.gz --out block --packing in
 
 The same command goes on where the last one ended, as with `train eagle`.
 """
+MTP = """An MTP head, as models come with in their checkpoints: one layer like the target's own, over its last hidden
+state. It uses the target's embedding and output layer, which are not trained, and drafts the whole vocabulary. The file
+has the layout of `speculators`, and loads as mtp:PATH.
+
+paceline train mtp smollm2 --prompts prompts.jsonl.gz --out head --minutes 15
+"""
 MEDUSA = """Medusa-1 heads: each guesses one token further ahead from the target's last hidden state alone. All of them
 draft in one pass; each has a product over the whole vocabulary, so they suit targets that are large beside it.
 
@@ -60,6 +66,7 @@ paceline train eval smollm2 drafter --eval mt_bench=question.jsonl
 KINDS = {
     "eagle": ("an EAGLE-3 head", EAGLE),
     "block": ("a block drafter", BLOCK),
+    "mtp": ("an MTP head", MTP),
     "medusa": ("Medusa-1 heads", MEDUSA),
     "small": ("a small model", SMALL),
 }
@@ -162,7 +169,6 @@ def _add_shape(parser: ArgumentParser, kind: str) -> None:
             help="go on with this one: a directory, 'smollm2', or a hub id",
         )
         group.add_argument("--draft-vocab", type=count, metavar="N", help="tokens it knows (default: 16384, or HEAD's)")
-        group.add_argument("--unroll", type=_unroll, metavar="N", help="steps ahead it learns (default: 5)")
         group.add_argument(
             "--intermediate", type=count, metavar="N", help="width of its MLP (default: the target's, or HEAD's)"
         )
@@ -171,6 +177,7 @@ def _add_shape(parser: ArgumentParser, kind: str) -> None:
         group.add_argument("--block", type=count, metavar="N", help="rows of a block (default: 8)")
         group.add_argument("--taps", type=count, metavar="N", help="hidden states it reads (default: 3)")
         group.add_argument("--markov", type=_rank, metavar="R", help="rank of its markov head, 0: none (default: 64)")
+    elif kind == "mtp":
         group.add_argument("--intermediate", type=count, metavar="N", help="width of its MLP (default: the target's)")
     elif kind == "medusa":
         group.add_argument("--heads", type=count, metavar="N", help="tokens ahead (default: 4)")
@@ -178,6 +185,8 @@ def _add_shape(parser: ArgumentParser, kind: str) -> None:
         group.add_argument("--hidden", type=count, metavar="N", help="its width (default: 192)")
         group.add_argument("--layers", type=count, metavar="N", help="(default: 4)")
         group.add_argument("--intermediate", type=count, metavar="N", help="width of its MLP (default: 8/3 of hidden)")
+    if kind in ("eagle", "mtp"):
+        group.add_argument("--unroll", type=_unroll, metavar="N", help="steps ahead it learns (default: 5)")
     if kind != "small":
         group.add_argument("--packing", choices=("bf16", "int8", "int4"), help="of the file (default: bf16)")
 

@@ -132,7 +132,8 @@ def study_of(args: Namespace) -> Study:
     from paceline.tune.candidates import Engines, groups
     from paceline.tune.study import Study
 
-    chosen = groups(drafters_of(args), _candidates(args))
+    with progress_bar(f"reading {args.target}") as progress:
+        chosen = groups(drafters_of(args, progress=progress), _candidates(args))
     engines = Engines(lambda words: load(Namespace(**{**vars(_with_room(args)), "drafter": [*words] or ["none"]})))
     llm = engines.of(chosen[0])
     asking = _asking(args, llm)

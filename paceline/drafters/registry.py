@@ -7,6 +7,7 @@
     model:NAME,format=native       with options: weight format, max_draft, min_confidence
     eagle:PATH, eagle:smollm2      an EAGLE-3 head trained for the target: a directory, a hub id, or a shipped one
     block:PATH                     a block drafter trained for the target (DFlash, DSpark, DFlash2): as eagle:PATH
+    mtp, mtp:PATH                  an MTP head: that in the target's own checkpoint, or that of a directory or a hub id
     medusa:PATH                    Medusa heads trained for the target: a directory or a hub id
     prediction                     the text that a request predicts; always there, and first where a request has one
     self, self:int4                on a GPU: the target itself in fewer bits (fp8, int8 or int4), on its own KV memory
@@ -26,7 +27,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline import plugins
-from paceline.drafters import block, eagle, medusa, model, ngram, portfolio, prediction, self_copy, suffix
+from paceline.drafters import block, eagle, medusa, model, mtp, ngram, portfolio, prediction, self_copy, suffix
 from paceline.drafters.base import Drafter
 from paceline.drafters.recipe import BuildContext as BuildContext
 from paceline.drafters.recipe import DrafterKind, MakeRecipe, OnGpu
@@ -55,6 +56,7 @@ REGISTRY: dict[str, DrafterKind] = {
     model.ModelDrafter.name: DrafterKind(model.recipe, on_gpu="device", computes=True),
     eagle.EagleDrafter.name: DrafterKind(_head, on_gpu="device", computes=True),
     block.BlockDrafter.name: DrafterKind(block.recipe, computes=True),
+    mtp.NAME: DrafterKind(mtp.recipe, on_gpu="device", computes=True),
     medusa.MedusaDrafter.name: DrafterKind(medusa.recipe, on_gpu="device", computes=True),
     prediction.PredictionDrafter.name: DrafterKind(prediction.recipe, on_gpu="device"),
     self_copy.NAME: DrafterKind(self_copy.recipe, on_gpu="device"),
@@ -82,9 +84,16 @@ def find(name: str) -> DrafterKind | None:
     return REGISTRY.get(name) or _as_kind(name, plugins.load(plugins.DRAFTERS, name))
 
 
-def default_drafters(target: str, device: str) -> list[str]:
-    """Name the drafters of a target for users who ask for none: the head that comes with it, and on a CPU a lookup."""
-    return [*shipped_drafters(target), *([_lookup()] if device == "cpu" else [])]
+def default_drafters(target: str | ReadyModel, device: str, *, progress: Progress | None = None) -> list[str]:
+    """Name the drafters of a target for users who ask for none: the head that comes with it, and on a CPU a lookup.
+    `progress`: of a target that is fetched first."""
+    return [*own_heads(target, progress=progress), *([_lookup()] if device == "cpu" else [])]
+
+
+def own_heads(target: str | ReadyModel, *, progress: Progress | None = None) -> list[str]:
+    """Name the head that comes with a target: that of this package, else one in the target's own checkpoint."""
+    shipped = shipped_drafters(target if isinstance(target, str) else target.name)
+    return shipped or mtp.in_checkpoint(target, progress)
 
 
 def completed(drafters: Sequence[str], device: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from paceline.errors import ModelFileError
 
-SUPPORTED = "llama (also SmolLM2), mistral, qwen2, qwen3, gemma3 (text)"
+SUPPORTED = "llama (also SmolLM2), mistral, qwen2 (also MiMo), qwen3, gemma3 (text)"
 GEMMA_WINDOW_PERIOD = 6  # layers; Gemma 3's default: every sixth layer has no sliding window
 
 

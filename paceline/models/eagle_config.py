@@ -8,12 +8,15 @@ position i a head combines a state g with the embedding of token i + 1 and guess
               x = g + attention(norm(embedding) │ norm(g)); with `norm_first` x begins with norm(g)
     EAGLE-1   g = the target's last state, or the y of the position before
               x = fc(embedding │ g), and attention reads x itself, without a norm
-    both      y = x + mlp(norm(x)), through further layers if there are some; logits = head(norm(y))
+    MTP       g = the target's last state, or the y of the position before, normed
+              x = fc(norm(embedding) │ norm(g)), and a usual layer reads x
+    all       y = x + mlp(norm(x)), through further layers if there are some; logits = head(norm(y)), in EAGLE-1 head(y)
 
 P-EAGLE is EAGLE-3, but a drafted position has no y before it: its token is `mask_token`, and its f is a stored vector.
 So all tokens of a draft come from one pass. EAGLE-2 differs from EAGLE-1 by its trees, not by its network.
 
-A config with a feature that is not listed here raises UnsupportedModel. Tensors are not read here.
+A config with a feature that is not listed here raises UnsupportedModel. Tensors are not read here; configs of MTP heads
+are read in `models.mtp`.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from paceline.models.config import ModelConfig
 from paceline.models.fields import Fields
 from paceline.models.hf_config import config_from_hf
 
-Kind = Literal["EAGLE-1", "EAGLE-3", "P-EAGLE"]
+Kind = Literal["EAGLE-1", "EAGLE-3", "P-EAGLE", "MTP"]
 ARCHITECTURES: dict[str, Kind] = {
     "LlamaForCausalLMEagle3": "EAGLE-3",
     "Eagle3LlamaForCausalLM": "EAGLE-3",
@@ -67,6 +70,7 @@ class EagleConfig:
     feature_norms: int = 0  # norms of the features before fc: 0, 1 over all of them, or one for each tap
     norm_output: bool = False  # the next position gets norm(y), not y
     mask_token: int | None = None  # token of drafted positions in P-EAGLE
+    modules: int = 1  # modules of MTP in the file; the first drafts every token
 
     @property
     def width(self) -> int:
@@ -75,8 +79,18 @@ class EagleConfig:
 
     @property
     def fuses_tokens(self) -> bool:
-        """Whether fc reads the embedding and a state, at every position (EAGLE-1)."""
-        return self.kind == "EAGLE-1"
+        """Whether fc reads the embedding and a state, at every position (EAGLE-1, MTP)."""
+        return self.kind in ("EAGLE-1", "MTP")
+
+    @property
+    def state_norm(self) -> str | None:
+        """Name the weights of the norm of g; None: neither g nor the embedding has a norm."""
+        return {"EAGLE-1": None, "MTP": "state_norm"}.get(self.kind, "layers.0.attn_norm")
+
+    @property
+    def usual_layers(self) -> bool:
+        """Whether the first layer is one like any other: its attention reads the norm of its input."""
+        return self.kind == "MTP"
 
     @property
     def fc_inputs(self) -> int:
@@ -91,9 +105,10 @@ class EagleConfig:
             f"{layers} layers" if layers > 1 else None,
             norms,
             "norm_before_residual" if self.norm_first else None,
-            "norm_output" if self.norm_output else None,
+            "norm_output" if self.norm_output and self.kind != "MTP" else None,
             "q and k norms" if self.decoder.qk_norm else None,
             f"a window of {windows[0]}" if windows else None,
+            f"the first of {self.modules} modules" if self.modules > 1 else None,
         )
         return tuple(flag for flag in found if flag)
 
@@ -130,9 +145,10 @@ def _kind(fields: Fields, *, fused: bool) -> Kind:
     if kind is None and speculators is None and (fields.get("model_type") == "eagle" or (_is_plain(name) and fused)):
         kind = "EAGLE-1"  # published under the name of its one decoder layer; `fc` tells it from a whole model
     if kind is None:
+        hint = "an MTP head loads as mtp:PATH; " if speculators == "mtp" else ""
         raise UnsupportedModel(
-            f"{fields.source}: {speculators or name!r:.100} is no EAGLE head; supported: {', '.join(ARCHITECTURES)}, "
-            f"or a speculators_model_type of {', '.join(SPECULATORS)}"
+            f"{fields.source}: {speculators or name!r:.100} is no EAGLE head; {hint}supported: "
+            f"{', '.join(ARCHITECTURES)}, or a speculators_model_type of {', '.join(SPECULATORS)}"
         )
     return "P-EAGLE" if kind == "EAGLE-3" and _flag(fields, "parallel_drafting", False) else kind
 

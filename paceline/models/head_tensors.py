@@ -9,6 +9,7 @@ Matrices are floats, or integers with scales in tensors of their own. Only safet
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 
 import torch
@@ -37,9 +38,17 @@ class HeadTensors:
         self.blank = blank
         self._folder = folder
         self._shapes = folder.shapes()
+        self._spelling: Mapping[str, str] = {}  # beginnings of names → those that messages have for them
         self._files = {_renamed(name, prefixes): name for name in self._shapes}
         if len(self._files) < len(self._shapes):
             raise ModelFileError(f"{self.label}: two tensors with names for the same thing")
+
+    def part(self, beginning: str, prefixes: Mapping[str, str]) -> HeadTensors:
+        """Return the tensors whose published names begin so, renamed. Messages have the published names."""
+        other = copy(self)
+        other._files = {_renamed(name, prefixes): name for name in self._files.values() if name.startswith(beginning)}
+        other._spelling = {new: prefix for prefix, new in prefixes.items()}
+        return other
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
@@ -77,7 +86,8 @@ class HeadTensors:
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name not in self._files:
-            raise ModelFileError(f"{self.label}: tensor {name!r} {list(shape)} is missing")
+            published = _renamed(name, self._spelling)
+            raise ModelFileError(f"{self.label}: tensor {published!r} {list(shape)} is missing")
         file = self._files.pop(name)
         if self._shapes[file] != shape:
             raise ModelFileError(

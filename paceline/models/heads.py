@@ -1,9 +1,9 @@
 """EAGLE and Medusa-1 heads, read from the files in which they are published.
 
 `models.eagle_config` says what an EAGLE head computes, and reads its config.json. Here are its weights, by names that
-do not depend on the layout of the file. Medusa heads read the target's last hidden state alone; each guesses the token
-one position after that of the head before it. A head that does not fit the target raises an error here; it is not left
-to draft badly.
+do not depend on the layout of the file. An MTP head is one of them, found and described in `models.mtp`. Medusa heads
+read the target's last hidden state alone; each guesses the token one position after that of the head before it. A head
+that does not fit the target raises an error here; it is not left to draft badly.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class EagleHead:
     """An EAGLE head.
 
     weights: fc, layers.i.{attn_norm, q, k, v, o, q_norm, k_norm, mlp_norm, gate, up, down}, biases as NAME.bias; where
-    the network has them embed_norm, fc_norm, norm and mask, the features of drafted positions; and embed and head
-    unless the head uses those of the target. `layers.0.attn_norm` is the norm of g.
+    the network has them embed_norm, state_norm, fc_norm, norm and mask, the features of drafted positions; and embed
+    and head unless the head uses those of the target. `layers.0.attn_norm` is the norm of g in EAGLE-3.
     """
 
     config: EagleConfig
@@ -73,6 +73,11 @@ def load_eagle(directory: Path, target: ModelConfig, *, blank: bool = False) -> 
     values = read_json(path)
     file = HeadTensors(directory, prefixes=EAGLE_NAMES, blank=blank)
     config = eagle_config(values, target, source=str(path), has=file.__contains__)
+    return take_head(file, config, target)
+
+
+def take_head(file: HeadTensors, config: EagleConfig, target: ModelConfig) -> EagleHead:
+    """Take all tensors of a head; raise if one is missing, does not fit, or is left."""
     weights = _eagle_weights(file, config, target)
     ids = draft_ids(file, size=config.draft_vocab_size, vocab=config.decoder.vocab_size)
     sketch = _sketch(file, config.decoder.hidden_size)
@@ -94,9 +99,11 @@ def _eagle_weights(file: HeadTensors, config: EagleConfig, target: ModelConfig) 
 
 def _norms(file: HeadTensors, config: EagleConfig) -> dict[str, Weight]:
     """Take the norms outside of the layers."""
-    if config.fuses_tokens:
+    if config.state_norm is None:
         return {}
     hidden, each = config.decoder.hidden_size, config.target_hidden_size
+    if config.usual_layers:
+        return {name: file.vector(f"{name}.weight", hidden) for name in ("embed_norm", "state_norm", "norm")}
     norms: dict[str, Weight] = {
         "embed_norm": file.vector("layers.0.input_layernorm.weight", hidden),
         "norm": file.vector("norm.weight", hidden),
@@ -112,11 +119,10 @@ def _norms(file: HeadTensors, config: EagleConfig) -> dict[str, Weight]:
 
 def _layer(file: HeadTensors, config: EagleConfig, index: int) -> dict[str, Weight]:
     """Take one layer. The first reads token and state side by side in EAGLE-3, and has no norm before it in EAGLE-1."""
-    if index:
-        return layer_weights(file, config.decoder, index)
-    if config.fuses_tokens:
-        return layer_weights(file, config.decoder, 0, norm=None)
-    return layer_weights(file, config.decoder, 0, norm="hidden_norm", inputs=2 * config.decoder.hidden_size)
+    usual = index > 0 or config.usual_layers
+    norm = "input_layernorm" if usual else None if config.state_norm is None else "hidden_norm"
+    inputs = None if index or config.fuses_tokens else 2 * config.decoder.hidden_size
+    return layer_weights(file, config.decoder, index, norm=norm, inputs=inputs)
 
 
 def _sketch(file: HeadTensors, hidden: int) -> Tensor | None:

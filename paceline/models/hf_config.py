@@ -51,6 +51,7 @@ FAMILIES = {
     "LlamaForCausalLM": Family("llama", "llama"),
     "MistralForCausalLM": Family("mistral", "mistral", optional_bias=False, window="all", default_window=4096),
     "Qwen2ForCausalLM": Family("qwen2", "qwen2", qkv_bias=True, optional_bias=False, window="some"),
+    "MiMoForCausalLM": Family("qwen2", "mimo", qkv_bias=True, optional_bias=False, window="some"),
     "Qwen3ForCausalLM": Family("qwen3", "qwen3", window="some", qk_norm=True, head_dim=128),
     "Gemma3ForCausalLM": Family(
         "gemma3",

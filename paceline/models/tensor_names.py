@@ -15,6 +15,7 @@ from torch import Tensor
 from paceline.kernels.quant import Weight as Weight
 from paceline.kernels.quant import values_of
 from paceline.models.config import ModelConfig
+from paceline.models.mtp_forms import is_mtp
 
 HF_TOP = {"model.embed_tokens.weight": "embed", "model.norm.weight": "norm", "lm_head.weight": "head"}
 HF_LAYER = re.compile(r"model\.layers\.(0|[1-9]\d{0,4})\.(.+?)\.(weight|bias)", re.ASCII)
@@ -58,7 +59,7 @@ class Dialect(Protocol):
         """Translate a file's name to the canonical one; None: there is none."""
 
     def harmless(self, name: str, config: ModelConfig) -> bool:
-        """Whether a tensor may be skipped because the config already says what it holds."""
+        """Whether a tensor may be skipped: the config already says what it holds, or it is part of a drafter."""
 
     def row_order(self, canonical: str, config: ModelConfig) -> Tensor | None:
         """Return the row of the file for each row of a canonical tensor; None: they are the same."""
@@ -108,7 +109,8 @@ class HuggingFaceNames:
         return HF_TOP.get(name) or _layer_name(HF_LAYER.fullmatch(name), parts)
 
     def harmless(self, name: str, config: ModelConfig) -> bool:
-        return name.endswith("rotary_emb.inv_freq") or (config.tied_head and name == "lm_head.weight")
+        computed = name.endswith("rotary_emb.inv_freq") or (config.tied_head and name == "lm_head.weight")
+        return computed or is_mtp(name)
 
     def row_order(self, canonical: str, config: ModelConfig) -> Tensor | None:
         return None

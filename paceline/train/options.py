@@ -60,7 +60,7 @@ class TrainOptions:
     temperature: float = 0.8
     initial_head: str | None = None  # EAGLE head to start from: a directory, a hub id, or the name of a shipped one
     draft_vocab: int | None = None  # None: DRAFT_VOCAB, or that of `initial_head`
-    unroll: int = 5  # draft steps that an EAGLE head is trained over
+    unroll: int = 5  # draft steps that an EAGLE or MTP head is trained over
     intermediate: int | None = None  # width of the MLP; None: the target's, that of `initial_head`, or 8/3 of `hidden`
     heads: int = 4  # number of Medusa heads
     hidden: int = 192  # width of a small model

@@ -14,7 +14,7 @@ from tests.rig import DEVICE_RIGS, RIGS, SELF, Made, Rig, build, model_drafter
 from tests.runs import run, tokens_of
 from tests.tiny_models import BACKENDS, Model
 
-HEADS = [name for name in (*RIGS["eagle"], *RIGS["medusa"], *DEVICE_RIGS) if name.startswith(("eagle", "medusa"))]
+HEADS = [name for kind in ("eagle", "mtp", "medusa") for name in (*RIGS[kind], *DEVICE_RIGS) if name.startswith(kind)]
 HARD = {"bad", "narrow", "wide", "portfolio", *HEADS, *RIGS["block"]}  # drafters, or members, hardly ever right
 MIXES: Mapping[str, Mapping[str, Any]] = {
     "usual": {},

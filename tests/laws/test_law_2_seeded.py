@@ -17,7 +17,7 @@ from tests.tiny_models import BACKENDS
 
 ON_A_DEVICE = [*((name, "toy") for name in (*DEVICE_RIGS, *SELF)), ("self", "eager")]
 ON_A_DEVICE += under_law.usual_first(*DEVICE_RIGS, backend="compiled")
-WITH_PROBS = {*RIGS["model"], *RIGS["eagle"], *RIGS["block"], *RIGS["portfolio"], "sure-chain"}
+WITH_PROBS = {*RIGS["model"], *RIGS["eagle"], *RIGS["mtp"], *RIGS["block"], *RIGS["portfolio"], "sure-chain"}
 
 
 def rules_for(name: str) -> tuple[Rule, ...]:

@@ -33,6 +33,7 @@ def test_help_tells_the_defaults_that_hold() -> None:
     """Where the command line leaves an option out, the default of the options counts; its help must not say another."""
     for kind, names in {
         "eagle": ("unroll",),
+        "mtp": ("unroll",),
         "medusa": ("heads",),
         "small": ("hidden", "layers"),
     }.items():

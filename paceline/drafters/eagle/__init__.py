@@ -2,3 +2,4 @@
 
 from paceline.drafters.eagle.drafter import EagleDrafter as EagleDrafter
 from paceline.drafters.eagle.drafter import recipe as recipe
+from paceline.drafters.eagle.drafter import recipe_of as recipe_of

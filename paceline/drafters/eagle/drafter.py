@@ -31,7 +31,7 @@ from paceline.models.weights import Progress
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.heads.protocol import HeadForward, TreeHead
 from paceline.runner.lanes import Lanes
-from paceline.runner.loading.heads import read_eagle, shape_of_eagle
+from paceline.runner.loading.heads import ReadyHead, read_eagle, shape_of_eagle
 from paceline.runner.loading.models import ReadyModel
 from paceline.sampling.sampler import Pick
 from paceline.types import Off
@@ -48,6 +48,7 @@ class EagleDrafter(FeatureDrafter):
         self,
         head: HeadForward,
         *,
+        name: str = name,
         taps: Sequence[int],
         width: int,
         lanes: Lanes,
@@ -60,18 +61,19 @@ class EagleDrafter(FeatureDrafter):
         branches: int = 4,
         min_confidence: float | None = None,
     ) -> None:
-        """`width`: columns of the features, all taps together. `vocab_size`, `pick`: the target's. `chunk`: rows of one
-        reading pass. `state_bytes`: memory for hidden states; more is used if a step needs it. `branches`: most
-        children of a node in a tree. Tokens below `min_confidence` are not drafted; None: tokens that do not pay are
-        not drafted. A request's `p_min` replaces either."""
+        """`name`: the kind of head. `width`: columns of the features, all taps together. `vocab_size`, `pick`: the
+        target's. `chunk`: rows of one reading pass. `state_bytes`: memory for hidden states; more is used if a step
+        needs it. `branches`: most children of a node in a tree. Tokens below `min_confidence` are not drafted; None:
+        tokens that do not pay are not drafted. A request's `p_min` replaces either."""
         if max_draft < 1 or not (min_confidence is None or 0 <= min_confidence <= 1):
             raise InvalidRequest(f"max_draft {max_draft} must be at least 1, min_confidence {min_confidence} in [0, 1]")
         if not 1 <= branches <= WIDTH_MAX:
             raise InvalidRequest(f"branches {branches} must be 1, for chains, to {WIDTH_MAX}")
+        self.name = name
         self.taps = taps
         self.max_draft = max_draft
         self._reading = HeadReading(
-            head, name=self.name, lanes=lanes, pool=pool, width=width, chunk=chunk, state_bytes=state_bytes
+            head, name=name, lanes=lanes, pool=pool, width=width, chunk=chunk, state_bytes=state_bytes
         )
         thresholds = Thresholds(min_confidence, next_acceptance=DOUBTFUL_CONFIDENCE)
         draws = Draws(head, lanes=lanes, vocab_size=vocab_size, pick=pick)
@@ -132,10 +134,15 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
     else:
         directory, format, given = head_options(EagleDrafter.name, options, {"branches": int})
         ready = read_eagle(directory, target, format=format)
+    return recipe_of(EagleDrafter.name, ready, target, given)
+
+
+def recipe_of(name: str, ready: ReadyHead, target: ReadyModel, given: Mapping[str, Any]) -> Recipe:
+    """Make the recipe of a head. `name`: the kind of drafter. `given`: options that the user has set."""
     config = ready.head.config
     _check_options(config, given)
     if target.decoder is not None:
-        return on_gpu(ready, target, given)
+        return on_gpu(name, ready, target, given)
 
     def build(context: BuildContext) -> Drafter:
         head = ready.forward(
@@ -147,6 +154,7 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
         )
         return EagleDrafter(
             head,
+            name=name,
             taps=config.taps,
             width=config.width,
             lanes=context.lanes,
@@ -158,7 +166,7 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
         )
 
     return Recipe(
-        name=EagleDrafter.name,
+        name=name,
         build=build,
         how=ready.why,
         page_bytes=ready.page_bytes,

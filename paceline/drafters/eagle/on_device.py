@@ -22,7 +22,6 @@ from paceline.runner.loading.models import ReadyModel
 from paceline.runner.rounds.protocol import DeviceDrafter, DraftingRound, Seat
 from paceline.runner.rounds.traits import held_by
 
-NAME = "eagle"
 MAX_DRAFT = 5  # tokens of a chain
 MAX_NODES = 8  # tokens of a tree
 MAX_BRANCHES = 4  # children of a node
@@ -131,11 +130,11 @@ def _longest(branches: int) -> int:
     return MAX_NODES if branches > 1 else MAX_DRAFT
 
 
-def on_gpu(ready: ReadyHead, target: ReadyModel, options: Mapping[str, Any]) -> Recipe:
-    """Make the recipe of a head beside a target on a GPU, where only rounds run it."""
+def on_gpu(name: str, ready: ReadyHead, target: ReadyModel, options: Mapping[str, Any]) -> Recipe:
+    """Make the recipe of a head beside a target on a GPU, where only rounds run it. `name`: the kind of drafter."""
     config, decoder = ready.head.config, target.decoder
     assert decoder is not None, "the target runs on a CPU"
-    given = {name: value for name, value in options.items() if name in ("max_draft", "min_confidence", "branches")}
+    given = {key: value for key, value in options.items() if key in ("max_draft", "min_confidence", "branches")}
     head = ready.on_cuda(decoder, max_context=target.model.config.max_context)
     states = held_by(drafter_of_head(head, config.taps, given), given.get("max_draft", MAX_NODES))
 
@@ -148,7 +147,7 @@ def on_gpu(ready: ReadyHead, target: ReadyModel, options: Mapping[str, Any]) -> 
             head.profile(rows, outs)
 
     return Recipe(
-        name=NAME,
+        name=name,
         build=lambda context: None,
         how=ready.why,
         page_bytes=ready.page_bytes,

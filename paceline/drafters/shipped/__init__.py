@@ -14,6 +14,7 @@ from paceline.models.resolve import resolve
 from paceline.runner.loading.heads import FORMATS
 
 SHIPPED = Path(__file__).parent
+HEAD_OPTIONS: dict[str, Callable[[str], Any]] = {"format": str, "max_draft": int, "min_confidence": float}
 DEFAULT_FORMAT = "int4"  # a draft need not be exact, and its cost is the weights that it reads
 
 
@@ -47,11 +48,17 @@ def head_options(
 ) -> tuple[Path, str, dict[str, Any]]:
     """Read `NAME,option=value,…` of a drafter with a head: its directory, the format of its weights, other options."""
     name, _, rest = options.partition(",")
-    given = parse_options(drafter, rest, {"format": str, "max_draft": int, "min_confidence": float, **more})
+    format, given = options_of_head(drafter, rest, more)
+    return head_directory(name), format, given
+
+
+def options_of_head(drafter: str, options: str, more: Mapping[str, Callable[[str], Any]]) -> tuple[str, dict[str, Any]]:
+    """Read `option=value,…` of a drafter with a head: the format of its weights, and other options."""
+    given = parse_options(drafter, options, {**HEAD_OPTIONS, **more})
     format = given.pop("format", DEFAULT_FORMAT)
     if format not in FORMATS:
         raise UnknownOption(f"format of the {drafter} drafter", format, FORMATS)
-    return head_directory(name), format, given
+    return format, given
 
 
 def _is_shipped(name: str) -> bool:

@@ -117,7 +117,7 @@ def _assemble(head: EagleHead, pack: Pack, program: Program, target: CompiledFor
     norm = pack.vector("norm") if "norm" in pack else None
     _begin(head, pack, program, embedding=matrix("embed") if "embed" in pack else target.embedding)
     layers = Assembly(config.decoder, pack, program, positions=positions, ropes={})
-    layers.layer(0, source=Buffer.RESIDUAL if config.fuses_tokens else Buffer.PAIRED, normed=False)
+    layers.layer(0, source=Buffer.RESIDUAL if config.fuses_tokens else Buffer.PAIRED, normed=config.usual_layers)
     for index in range(1, config.decoder.num_layers):
         layers.layer(index)
     if UP in pack:
@@ -133,17 +133,17 @@ def _begin(head: EagleHead, pack: Pack, program: Program, *, embedding: Packed) 
     config, eps, vector = head.config, head.config.decoder.norm_eps, pack.vector
     hidden, width = config.decoder.hidden_size, config.width
     # Hidden states stay in float: some dimensions are hundreds of times larger than the rest, which 8 bits would lose.
-    if config.fuses_tokens:
-        program.norm(Buffer.FEATURES, Buffer.RESIDUAL, None, columns=width)
-        program.pair(embedding, None, None, epsilon=eps)
-        program.linear([pack.matrix("fc")], source=Buffer.PAIRED)
-        return
     source = Buffer.FEATURES
     if config.feature_norms:
         columns, source = width // config.feature_norms, Buffer.NORMED
         program.norm(Buffer.FEATURES, source, vector("fc_norm"), columns=columns, epsilon=eps)
-    program.linear([pack.matrix("fc")], source=source)
+    if config.fuses_tokens:
+        program.norm(source, Buffer.RESIDUAL, None, columns=width)
+    else:
+        program.linear([pack.matrix("fc")], source=source)
     if config.norm_output:
         program.norm(Buffer.RESIDUAL, Buffer.RESIDUAL, vector("norm"), columns=hidden, epsilon=eps)
-    norms = vector("embed_norm"), vector("layers.0.attn_norm")
+    norms = (None, None) if config.state_norm is None else (vector("embed_norm"), vector(config.state_norm))
     program.pair(embedding, *norms, epsilon=eps, replace_residual=config.norm_first)
+    if config.fuses_tokens:
+        program.linear([pack.matrix("fc")], source=Buffer.PAIRED)

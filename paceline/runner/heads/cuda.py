@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paceline.kernels.cuda.compiling import compiling
 from paceline.kernels.cuda.formats import CudaMatrix
-from paceline.kernels.cuda.norm import embed
+from paceline.kernels.cuda.norm import embed, norm
 from paceline.kernels.cuda.pair import norm_at, pair
 from paceline.kernels.reference import rms_norm
 from paceline.models.heads import EagleHead
@@ -109,14 +109,15 @@ class CudaHead(CudaDecoder):
         self._states = x
 
     def _pair(self, rows: DeviceBatch, states: Tensor, x: Tensor, ends: Tensor | None) -> Tensor:
-        """Return what the first layer of EAGLE-3 reads, [rows, 2 · hidden]; x begins the residual stream."""
+        """Return embeddings and states, normed and side by side [rows, 2 · hidden]: what the first layer of EAGLE-3
+        reads. There x begins the residual stream."""
         paired = self._buffer("paired", len(x), 2 * x.shape[1])
         pair(
             rows.tokens,
             self.embedding,
             self._embed_norm,
             states,
-            self.layers[0].attn_norm,
+            self._state_norm,
             paired,
             x,
             eps=self.config.norm_eps,
@@ -127,18 +128,24 @@ class CudaHead(CudaDecoder):
         return paired
 
     def _fuse(self, rows: DeviceBatch, states: Tensor, x: Tensor, ends: Tensor | None) -> Tensor:
-        """Compute x, which the first layer of EAGLE-1 reads and which begins the residual stream; return a copy."""
+        """Compute x, which begins the residual stream; return what the first layer of EAGLE-1 or MTP reads: x, or its
+        norm."""
         hidden = x.shape[1]
+        y = self._buffer("y", len(x), hidden)
+        if self._network.usual_layers:
+            self.products(self._pair(rows, states, x, ends), self.fc, x)
+            norm(x, self.layers[0].attn_norm, y, eps=self.config.norm_eps, pdl=self.pdl)
+            return y
         paired = self._buffer("paired", len(x), 2 * hidden)
         embed(rows.tokens, self.embedding, x, pdl=self.pdl)
         paired[:, :hidden] = x
         paired[:, hidden:] = _at(states, ends)
         self.products(paired, self.fc, x)
-        return self._buffer("y", len(x), hidden).copy_(x)
+        return y.copy_(x)
 
     def _logits(self, seats: int) -> Tensor:
         last = self._buffer("last", seats, self.config.hidden_size)
-        if self._network.fuses_tokens:
+        if self._network.state_norm is None:
             last.copy_(_at(self._states, self._ends))
         else:
             norm_at(self._states, self._ends, self.norm, last, eps=self.config.norm_eps, pdl=self.pdl)
@@ -172,14 +179,16 @@ class CudaHead(CudaDecoder):
         cos, sin = (table.to(self.device) for table in rope_tables(config, *layer_rope(config, 0), max_context + 1))
         self.embedding = packer.matrix("embed") if "embed" in packer else self._target.embedding
         self.fc = packer.matrix("fc")
-        if network.fuses_tokens:
+        if network.state_norm is None:
             packer.put("layers.0.attn_norm", torch.ones(config.hidden_size))  # a place that no kernel reads
         else:
             self._embed_norm, self.norm = packer.vector("embed_norm"), packer.vector("norm")
+        own = packer.vector("state_norm") if network.usual_layers else None
         norms = packer.vector("fc_norm") if network.feature_norms else None
         self._fc_norm = None if norms is None else norms.view(network.feature_norms, -1)
         self.mask = MaskRow.of(network, packer.vector("mask") if "mask" in packer else None)
         self.layers = [packer.layer(config, index, cos, sin) for index in range(config.num_layers)]
+        self._state_norm = self.layers[0].attn_norm if own is None else own
         self.head = packer.matrix("head") if "head" in packer else self._target.head
 
 

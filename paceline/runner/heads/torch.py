@@ -80,14 +80,15 @@ class TorchHead:
     def _layers(self, batch: Batch, states: Tensor) -> Tensor:
         """Compute the output y [rows, hidden], before the final norm."""
         self._backend.begin(batch)
-        angles, embedded = self._decoder.angles(batch.positions), self._embedded(batch.tokens)
+        angles, embedded, normed = self._decoder.angles(batch.positions), self._embedded(batch.tokens), states
+        if self.config.state_norm is not None:
+            embedded, normed = self._norm("embed_norm", embedded), self._norm(self.config.state_norm, states)
+        inputs = torch.cat([embedded, normed], dim=1)
         if self.config.fuses_tokens:
-            x = inputs = self._linear("fc", torch.cat([embedded, states], dim=1))
+            x = inputs = self._linear("fc", inputs)
         else:
-            normed = self._norm("layers.0.attn_norm", states)
             x = normed if self.config.norm_first else states
-            inputs = torch.cat([self._norm("embed_norm", embedded), normed], dim=1)
-        x = self._decoder.layer(0, x, angles, self._backend, inputs=inputs)
+        x = self._decoder.layer(0, x, angles, self._backend, inputs=None if self.config.usual_layers else inputs)
         for index in range(1, self.config.decoder.num_layers):
             x = self._decoder.layer(index, x, angles, self._backend)
         return x

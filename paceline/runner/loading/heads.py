@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -35,6 +35,14 @@ if TYPE_CHECKING:
     from paceline.runner.heads.cuda import CudaHead
 
 logger = logging.getLogger(__name__)
+
+
+class LoadHead(Protocol):
+    """A function that reads a head for a target; `blank`: its tensors are without data."""
+
+    def __call__(self, directory: Path, target: ModelConfig, *, blank: bool) -> EagleHead: ...
+
+
 FORMATS = ("int8", "int4")  # weight formats of compiled heads
 
 
@@ -141,16 +149,17 @@ def read_medusa(directory: Path, target: ReadyModel, *, format: str) -> ReadyMed
     return ReadyMedusa([head.in_format("fp32") for head in heads], False, target.device, dtype)
 
 
-def read_eagle(directory: Path, target: ReadyModel, *, format: str) -> ReadyHead:
-    """Read the headers of an EAGLE head. `format` is that of compiled weights; in torch they are floats."""
+def read_eagle(directory: Path, target: ReadyModel, *, format: str, load: LoadHead = load_eagle) -> ReadyHead:
+    """Read the headers of an EAGLE head, or of another that `load` reads. `format` is that of compiled weights; in
+    torch they are floats."""
     config = target.model.config
-    head = load_eagle(directory, config, blank=True)
+    head = load(directory, config, blank=True)
     compiled = target.compiled and _fits_kernels(head)
     format = format if compiled else "fp32"
     note = _note(head, target)
     return ReadyHead(
         head.in_format(format),
-        lambda: load_eagle(directory, config).in_format(format),
+        lambda: load(directory, config, blank=False).in_format(format),
         format=format,
         compiled=compiled,
         device="cpu" if compiled else target.device,

@@ -22,20 +22,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.models.config import RopeScaling
-from paceline.models.eagle_config import LAYER_IDS
+from paceline.models.eagle_config import LAYER_IDS, EagleConfig
 from paceline.models.heads import SKETCH
-from paceline.models.rope import rope_frequencies, turns
 from paceline.runner.heads.sketch import directions
-from paceline.train.data.batches import LENGTH_MULTIPLE, TextBatch
+from paceline.train.data.batches import TextBatch
 from paceline.train.data.teacher import TargetStates, Teacher
-from paceline.train.fused import attention_weights, gated, norm, rotate
 from paceline.train.storage import tensors_file
-from paceline.train.students.labels import Aim, Labels, soft_loss
-from paceline.train.students.packing import Packing, as_written, packed
-from paceline.train.students.student import Losses, best_tokens, label_rows, leaves
-
-OWN_COLUMNS = LENGTH_MULTIPLE // 2  # attention columns for keys of the chain itself; they keep rows aligned
-STEP_DECAY = 0.8  # weight of a step in the loss, relative to the step before: about the share of chains that reach it
+from paceline.train.students.chains import ChainLayer, chain_guesses, chain_losses, shifted
+from paceline.train.students.labels import Aim, Labels
+from paceline.train.students.packing import Packing, packed, rounded_weights
+from paceline.train.students.student import Losses, label_rows, leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +69,26 @@ class EagleShape:
         }
 
 
+def shape_of_head(config: EagleConfig, *, steps: int) -> EagleShape:
+    """Return the shape of a head that was read."""
+    layer = config.decoder
+    return EagleShape(
+        hidden=layer.hidden_size,
+        intermediate=layer.intermediate_size,
+        heads=layer.num_heads,
+        kv_heads=layer.num_kv_heads,
+        head_dim=layer.head_dim,
+        vocab=layer.vocab_size,
+        draft_vocab=config.draft_vocab_size,
+        layers=config.taps,
+        eps=layer.norm_eps,
+        theta=layer.rope_theta,
+        max_context=layer.max_context,
+        steps=steps,
+        scaling=layer.rope_scaling,
+    )
+
+
 class EagleStudent:
     kind = "eagle"
 
@@ -97,35 +113,21 @@ class EagleStudent:
         self._packing: Packing = packing
         self._known = torch.zeros(shape.vocab, dtype=torch.bool, device=device)
         self._known[self.constants["draft_ids"]] = True
-        self._frequencies = rope_frequencies(shape.head_dim, shape.theta, shape.scaling).to(device)
+        self._layer = ChainLayer.of(shape, "midlayer.", device)
 
     def losses(self, teacher: Teacher, states: TargetStates, texts: TextBatch, aim: Aim) -> Losses:
         rows = label_rows(texts, self._known)
-        first = (texts.starts - 1)[rows // texts.ids.shape[1]]  # first row of the answer
-        depth = rows % texts.ids.shape[1] - first  # steps of the longest chain that ends at the row
         hidden = states.hidden.flatten(0, 1)[rows + 1]
         labels = Labels.of(hidden, teacher.head[self.constants["draft_ids"]], aim)
         weights = self._cast()
-        total, by_step, agreement = torch.zeros((), device=rows.device), [], []
-        for step, y in enumerate(self._unroll(teacher, states, texts, weights, self.shape.steps)):
-            counts = (depth >= step).float()
-            counts /= counts.sum().clamp_min(1.0)
-            logits = self._logits(y.flatten(0, 1).index_select(0, rows), weights)
-            loss, distance, best = soft_loss(logits, labels, counts)
-            total = total + loss * STEP_DECAY**step
-            by_step.append(distance)
-            agreement.append(((best == labels.best) * counts).sum())
-        return Losses(total=total, by_step=torch.stack(by_step), agreement=torch.stack(agreement))
+        outputs = self._unroll(teacher, states, texts, weights, self.shape.steps)
+        return chain_losses(outputs, lambda y: self._logits(y, weights), labels, texts, rows)
 
     @torch.no_grad()
     def guesses(self, teacher: Teacher, states: TargetStates, texts: TextBatch, steps: int) -> Tensor:
         weights = self._cast()
-        found = []
-        for step, y in enumerate(self._unroll(teacher, states, texts, weights, steps)):
-            best = best_tokens(y.flatten(0, 1), lambda rows: self._logits(rows, weights))
-            drafted = self.constants["draft_ids"][best].view(texts.ids.shape)
-            found.append(drafted.roll(-step, dims=1))  # from the row of the guess to the first row of its chain
-        return torch.stack(found, dim=-1)
+        outputs = self._unroll(teacher, states, texts, weights, steps)
+        return chain_guesses(outputs, lambda y: self._logits(y, weights), texts, ids=self.constants["draft_ids"])
 
     @torch.no_grad()
     def finish(self, teacher: Teacher, batches: Iterable[TextBatch]) -> None:
@@ -155,10 +157,7 @@ class EagleStudent:
         }
 
     def _cast(self) -> dict[str, Tensor]:
-        """Return the weights of one batch: matrices rounded as in the file, in the dtype of the arithmetic. Gradients
-        reach the float32 parameters."""
-        written = {name: as_written(name, p, self._packing) for name, p in self.params.items()}
-        return {name: p.to(self._dtype) if p.dim() == 2 else p for name, p in written.items()}
+        return rounded_weights(self.params, self._packing, self._dtype)
 
     def _unroll(
         self, teacher: Teacher, states: TargetStates, texts: TextBatch, weights: Mapping[str, Tensor], steps: int
@@ -167,84 +166,38 @@ class EagleStudent:
         scaled = states.features / self.constants["feature_scale"].to(self._dtype)
         g = functional.linear(scaled, weights["fc.weight"])
         token = self._norm(teacher.embed(texts.ids.roll(-1, dims=1)), weights["midlayer.input_layernorm.weight"])
-        positions = torch.arange(texts.ids.shape[1], device=g.device).repeat(len(texts.ids))
-        angles = turns(positions, self._frequencies)
-        keys: list[Tensor] = []
-        values: list[Tensor] = []
+        chain = self._layer.begin(texts)
         for _ in range(steps):
             x = torch.cat([token, self._norm(g, weights["midlayer.hidden_norm.weight"])], dim=-1)
-            q, k, v = (self._project(x, weights, name, angles) for name in "qkv")
-            keys.append(k)
-            values.append(v)
-            mixed = attend(q, keys, values).flatten(-2)
-            x = g + functional.linear(mixed, weights["midlayer.self_attn.o_proj.weight"])
-            y = x + self._mlp(self._norm(x, weights["midlayer.post_attention_layernorm.weight"]), weights)
+            y = self._layer(g, x, weights, chain)
             yield y
             g = shifted(y, 1)
 
-    def _project(self, x: Tensor, weights: Mapping[str, Tensor], name: str, angles: tuple[Tensor, Tensor]) -> Tensor:
-        """Project x to [sequences, length, heads, head_dim]; rotate queries and keys."""
-        out = functional.linear(x, weights[f"midlayer.self_attn.{name}_proj.weight"])
-        out = out.view(*x.shape[:2], -1, self.shape.head_dim)
-        return out if name == "v" else rotate(out.flatten(0, 1), *angles).view(out.shape)
-
-    def _mlp(self, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        gate, up, down = (weights[f"midlayer.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
-        return functional.linear(gated(functional.linear(x, gate), functional.linear(x, up)), down)
-
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return norm(x.reshape(-1, x.shape[-1]), weight, self.shape.eps).view(x.shape)
+        return self._layer.norm(x, weight)
 
     def _logits(self, y: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         return functional.linear(self._norm(y, weights["norm.weight"]), weights["lm_head.weight"])
 
 
-def attend(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-    """Compute attention of the newest step; all tensors are [sequences, length, heads, head_dim].
-
-    weights   [.., length, length + OWN_COLUMNS]   keys of step 0, then keys of the row's own chain, oldest first
-    """
-    step, (sequences, length, kv_heads, dim) = len(keys) - 1, keys[0].shape
-    q = (q * dim**-0.5).view(sequences, length, kv_heads, -1, dim)
-    q = q.permute(0, 2, 3, 1, 4)  # [sequences, kv_heads, group, length, dim]
-    flat = (sequences, kv_heads, q.shape[2] * length, -1)
-    firsts = (q.reshape(flat) @ keys[0].permute(0, 2, 3, 1)).view(*q.shape[:-1], length)
-    chain = [shifted(keys[i], step - i).transpose(1, 2)[:, :, None] for i in range(1, step + 1)]
-    own = [(q * key).sum(dim=-1) for key in chain]
-    own += [torch.zeros_like(firsts[..., 0])] * (OWN_COLUMNS - step)
-    weights = attention_weights(firsts, torch.stack(own, dim=-1), _mask(length, step, like=firsts))
-    on_firsts, on_own = torch.split(weights, [length, OWN_COLUMNS], dim=-1)  # one gradient; slices have one each
-    out = (on_firsts.reshape(flat) @ values[0].transpose(1, 2)).view(q.shape)
-    for i in range(1, step + 1):
-        value = shifted(values[i], step - i).transpose(1, 2)[:, :, None]
-        out = out + on_own[..., i - 1, None] * value
-    return out.permute(0, 3, 1, 2, 4).flatten(2, 3)
-
-
-def shifted(x: Tensor, rows: int) -> Tensor:
-    """Move the rows of x [sequences, length, ...] by `rows` towards the end; the first ones become zero."""
-    if not rows:
-        return x
-    return torch.cat([torch.zeros_like(x[:, :rows]), x[:, :-rows]], dim=1)
-
-
-def _mask(length: int, step: int, *, like: Tensor) -> Tensor:
-    """Return a mask [length, length + OWN_COLUMNS]: 0 where a row of this step may attend, else minus infinity."""
-    at = torch.arange(length, device=like.device)
-    firsts = at[:, None] - step >= at
-    own = (torch.arange(OWN_COLUMNS, device=like.device) < step).expand(length, OWN_COLUMNS)
-    allowed = torch.cat([firsts, own], dim=1)
-    return torch.zeros(allowed.shape, dtype=like.dtype, device=like.device).masked_fill(~allowed, -torch.inf)
-
-
 def _config(shape: EagleShape) -> dict[str, object]:
-    stretched = {"rope_scaling": scaling_entry(shape.scaling)} if shape.scaling else {}
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
+        **layer_values(shape),
+        "num_hidden_layers": 1,
+        "draft_vocab_size": shape.draft_vocab,
+        "target_hidden_size": shape.hidden,
+        LAYER_IDS: list(shape.layers),
+    }
+
+
+def layer_values(shape: EagleShape) -> dict[str, object]:
+    """Return what config.json says of the layer of a head."""
+    stretched = {"rope_scaling": scaling_entry(shape.scaling)} if shape.scaling else {}
+    return {
         "model_type": "llama",
         "hidden_size": shape.hidden,
         "intermediate_size": shape.intermediate,
-        "num_hidden_layers": 1,
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_dim,
@@ -252,11 +205,8 @@ def _config(shape: EagleShape) -> dict[str, object]:
         "rms_norm_eps": shape.eps,
         "rope_theta": shape.theta,
         "vocab_size": shape.vocab,
-        "draft_vocab_size": shape.draft_vocab,
         "max_position_embeddings": shape.max_context,
-        "target_hidden_size": shape.hidden,
         "tie_word_embeddings": False,
-        LAYER_IDS: list(shape.layers),
         **stretched,
     }
 

@@ -1,8 +1,8 @@
-"""Initial weights of an EAGLE head, its shape from the target's, and a draft vocabulary counted on the answers."""
+"""Initial weights of EAGLE and MTP heads, their shape, and a draft vocabulary counted on the answers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,8 @@ from paceline.train.data.batches import TextBatch
 from paceline.train.data.teacher import Teacher
 from paceline.train.seeds import EAGLE_STREAM, seeded_generator
 from paceline.train.students.eagle import EagleShape, EagleStudent
-from paceline.train.students.packing import Packing
+from paceline.train.students.mtp import PREFIX, MtpStudent, sizes
+from paceline.train.students.packing import MTP_FUSION, Packing
 
 INITIAL_STD = 0.02  # standard deviation of initial weights
 RESIDUAL_FACTOR = 0.2  # times INITIAL_STD for weights that add to the residual stream: they change little at first
@@ -99,14 +100,29 @@ def new_eagle(
     packing: Packing,
 ) -> EagleStudent:
     """Create a head that at first computes the target's output layer over the last feature."""
-    random = seeded_generator(seed, EAGLE_STREAM)
-    params = {name: torch.ones(size) for name, size in shape.sizes().items()}
-    for name, ones in params.items():
-        if ones.dim() == 2:
-            factor = RESIDUAL_FACTOR if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
-            params[name] = torch.randn(ones.shape, generator=random) * INITIAL_STD * factor
+    params = _drawn(shape.sizes(), seed)
     params["fc.weight"][:, -shape.hidden :] += torch.eye(shape.hidden)
     last = scale[-shape.hidden :].cpu()
     params["norm.weight"] = teacher.norm.float().cpu() * last / last.square().mean().sqrt()
     params["lm_head.weight"] = teacher.head.float().cpu()[draft_ids.cpu()]
     return EagleStudent(shape, params=params, draft_ids=draft_ids, feature_scale=scale, dtype=dtype, packing=packing)
+
+
+def new_mtp(shape: EagleShape, teacher: Teacher, *, dtype: torch.dtype, seed: int, packing: Packing) -> MtpStudent:
+    """Create an MTP head that at first computes the target's output layer over the target's last state."""
+    params = _drawn(sizes(shape), seed)
+    params[MTP_FUSION][:, shape.hidden :] += torch.eye(shape.hidden)
+    final = f"{PREFIX}final_layernorm.weight"
+    params[final] *= teacher.norm.float().square().mean().sqrt().cpu()  # about the magnitude of the target's states
+    return MtpStudent(shape, params=params, dtype=dtype, device=teacher.head.device, packing=packing)
+
+
+def _drawn(sizes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
+    """Draw the matrices of a head; norms are 1."""
+    random = seeded_generator(seed, EAGLE_STREAM)
+    params = {name: torch.ones(size) for name, size in sizes.items()}
+    for name, ones in params.items():
+        if ones.dim() == 2:
+            factor = RESIDUAL_FACTOR if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
+            params[name] = torch.randn(ones.shape, generator=random) * INITIAL_STD * factor
+    return params

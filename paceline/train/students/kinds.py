@@ -26,16 +26,18 @@ from paceline.train.students.initial_weights import (
     feature_layers,
     feature_scale,
     new_eagle,
+    new_mtp,
     vocabulary_of,
 )
 from paceline.train.students.medusa import MedusaShape, MedusaStudent
+from paceline.train.students.mtp import MtpStudent
 from paceline.train.students.packing import unpacked
 from paceline.train.students.published import HeadOrigin, PublishedHead, read_initial_head
 from paceline.train.students.small import HEAD_DIM, SmallShape, SmallStudent
 from paceline.train.students.student import Student
 from paceline.train.students.tokenizer_files import tokenizer_files
 
-KINDS = ("eagle", "block", "medusa", "small")
+KINDS = ("eagle", "block", "mtp", "medusa", "small")
 SCALE_EXCHANGES = 64  # exchanges that the magnitudes of features are measured on
 
 
@@ -62,6 +64,15 @@ def new_student(
         return _new_block(options, model, trained, dtype, device)
     teacher = Teacher(model, layers=(), dtype=dtype, device=device)
     config = model.config
+    if options.kind == "mtp":
+        head = eagle_shape(
+            config,
+            layers=(config.num_layers,),
+            draft_vocab=config.vocab_size,
+            intermediate=options.intermediate or config.intermediate_size,
+            steps=options.unroll,
+        )
+        return Start(new_mtp(head, teacher, dtype=dtype, seed=options.seed, packing=options.packing), teacher)
     if options.kind == "medusa":
         shape = MedusaShape(hidden=config.hidden_size, vocab=config.vocab_size, heads=options.heads)
         return Start(MedusaStudent.new(shape, teacher, dtype=dtype, packing=options.packing), teacher)
@@ -80,6 +91,9 @@ def read_student(folder: Path, model: LoadedModel, *, device: torch.device) -> t
         medusa = MedusaShape(model.config.hidden_size, model.config.vocab_size, heads=config["medusa_num_heads"])
         tensors = unpacked(read_tensors(member(folder, "model.safetensors"))[0])
         return MedusaStudent(medusa, params=tensors, dtype=dtype, device=device), teacher
+    if config.get("speculators_model_type") == "mtp":
+        student = MtpStudent.read(folder, model.config, dtype=dtype, device=device)
+        return student, Teacher(model, layers=(), dtype=dtype, device=device)
     if config.get("architectures") == ["LlamaForCausalLM"]:
         raise InvalidRequest(f"{folder}: a model, no heads; it is measured with `paceline bench offline`")
     if is_block(config):

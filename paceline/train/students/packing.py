@@ -20,6 +20,7 @@ from paceline.errors import ModelFileError
 from paceline.kernels.quant import GROUP, Quantised, dequantise, pack_nibbles, quantise, unpack_nibbles
 
 FUSION = "fc.weight"
+MTP_FUSION = "mtp_layers.0.input_proj.weight"
 
 Packing = Literal["bf16", "int8", "int4"]
 PACKINGS: tuple[Packing, ...] = get_args(Packing)
@@ -31,7 +32,7 @@ def packed(tensors: Mapping[str, Tensor], packing: Packing) -> dict[str, Tensor]
     for name, tensor in tensors.items():
         if tensor.dim() != 2:
             out[name] = tensor.float()
-        elif packing == "bf16" or name == FUSION:
+        elif packing == "bf16" or name in (FUSION, MTP_FUSION):
             out[name] = tensor.to(torch.bfloat16)
         elif _in_4_bits(name, tensor, packing):
             weight = quantise(tensor, bits=4, group=GROUP)
@@ -68,9 +69,16 @@ def as_written(name: str, tensor: Tensor, packing: Packing) -> Tensor:
     return tensor + lost
 
 
+def rounded_weights(params: Mapping[str, Tensor], packing: Packing, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the weights of one batch: matrices rounded as in the file, in the dtype of the arithmetic. Gradients reach
+    the parameters."""
+    written = {name: as_written(name, param, packing) for name, param in params.items()}
+    return {name: param.to(dtype) if param.dim() == 2 else param for name, param in written.items()}
+
+
 def _in_4_bits(name: str, tensor: Tensor, packing: Packing) -> bool:
     """Whether this tensor is written in 4 bits. A matrix whose inputs do not fill whole groups takes 8."""
-    return packing == "int4" and tensor.dim() == 2 and name != FUSION and tensor.shape[1] % GROUP == 0
+    return packing == "int4" and tensor.dim() == 2 and name not in (FUSION, MTP_FUSION) and tensor.shape[1] % GROUP == 0
 
 
 def _beside(tensors: Mapping[str, Tensor], name: str, end: str) -> Tensor:

@@ -21,7 +21,7 @@ from paceline.models.eagle_config import EagleConfig
 from paceline.models.heads import load_eagle
 from paceline.train.data.teacher import Teacher
 from paceline.train.options import TrainOptions
-from paceline.train.students.eagle import EagleShape, EagleStudent
+from paceline.train.students.eagle import EagleShape, EagleStudent, shape_of_head
 from paceline.train.students.packing import FUSION, Packing
 
 TRAINING_NAMES = {  # name in `models.heads` → name in training and in files
@@ -125,21 +125,7 @@ def _shape(folder: Path, config: EagleConfig, target: ModelConfig, steps: int) -
     ):
         if wrong:
             raise UnsupportedModel(f"{folder}: a head with {what} drafts, but is not trained or measured here")
-    return EagleShape(
-        hidden=layer.hidden_size,
-        intermediate=layer.intermediate_size,
-        heads=layer.num_heads,
-        kv_heads=layer.num_kv_heads,
-        head_dim=layer.head_dim,
-        vocab=layer.vocab_size,
-        draft_vocab=config.draft_vocab_size,
-        layers=config.taps,
-        eps=layer.norm_eps,
-        theta=layer.rope_theta,
-        max_context=layer.max_context,
-        steps=steps,
-        scaling=layer.rope_scaling,
-    )
+    return shape_of_head(config, steps=steps)
 
 
 def _check_tensors(folder: Path, weights: Mapping[str, Tensor]) -> None:

@@ -1,6 +1,6 @@
 """A small Llama in training, distilled from the target: an ordinary model directory that `model:PATH` drafts with.
 
-It reads only the text of the target, so it also drafts where no hidden states are available. Of the three kinds it
+It reads only the text of the target, so it also drafts where no hidden states are available. Of all kinds it
 needs the most training: it starts from random weights, and its embedding alone may have more weights than a head.
 """
 

@@ -43,7 +43,7 @@ class Student(Protocol):
         """Compute what the files need beyond the trained parameters; called once, when training has ended."""
 
     def files(self) -> dict[str, bytes]:
-        """Return the files that `eagle:PATH`, `block:PATH`, `medusa:PATH` or `model:PATH` loads."""
+        """Return the files that `eagle:PATH`, `block:PATH`, `mtp:PATH`, `medusa:PATH` or `model:PATH` loads."""
 
 
 def leaves(params: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:

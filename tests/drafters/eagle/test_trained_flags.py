@@ -7,22 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from paceline.llm import LLM
 from paceline.models.load import open_model
-from paceline.types import OFF, SamplingParams, Speculation
 from tests.cli.tiny_model import write_model
 from tests.heads import write_head
 from tests.plain_eagle import PlainHead, PlainTarget
 from tests.published_heads import IDS, LAYOUTS, NESTED, Layout
+from tests.trained_heads import TURNS, Text, accepted_share, answered, spread_norms
 
-OPTIONS = {"max_context": 128, "max_sequences": 1, "kv_memory": 1 << 22, "measure_cost": False, "device": "cpu"}
-PROMPT, NEW, TURNS = "paceline", 48, 3
 Head = tuple[dict[str, Any], dict[str, Tensor]]  # config.json and tensors
 Misread = Callable[[dict[str, Any], dict[str, Tensor]], None]
 
@@ -50,18 +47,9 @@ TRAINED = {
 }
 
 
-class Text(NamedTuple):
-    target: Path
-    prompt: tuple[int, ...]
-    tokens: tuple[int, ...]  # the target's answer
-
-
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Text:
-    target = write_model(tmp_path_factory.mktemp("target"))
-    llm = LLM(str(target), drafter=[], format="fp32", **OPTIONS)
-    [answer] = llm.generate(PROMPT, params(), speculation=OFF)
-    return Text(target, tuple(llm.parts.tokenizer.encode(PROMPT)), tuple(answer.tokens))
+    return answered(write_model(tmp_path_factory.mktemp("target")))
 
 
 @pytest.fixture(scope="module")
@@ -69,31 +57,17 @@ def heads(text: Text, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Hea
     return {name: trained(layout, text, tmp_path_factory.mktemp("head")) for name, layout in TRAINED.items()}
 
 
-def params() -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True)
-
-
 def trained(layout: Layout, text: Text, folder: Path) -> Head:
     head = PlainHead(
         layout.write(folder, vocab=open_model(str(text.target)).config.vocab_size), PlainTarget(text.target)
     )
-    spread, width = torch.Generator().manual_seed(1), 0.7 if "mask_hidden" in head.tensors else 1.0
-    for name, tensor in head.tensors.items():  # norms that differ much by column, so that no norm is like another
-        if tensor.dim() == 1 and name.endswith("norm.weight"):
-            scale = 3.0 if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
-            head.tensors[name] = tensor * scale * torch.exp(width * torch.randn(tensor.shape, generator=spread))
+    spread_norms(head.tensors, width=0.7 if "mask_hidden" in head.tensors else 1.0)
     head.train([*text.prompt, *text.tokens], turns=TURNS, steps=100 if "mask_hidden" in head.tensors else 60)
     return head.values, head.tensors
 
 
 def acceptance(head: Head, text: Text, folder: Path) -> float:
-    """Accepted by drafted tokens of the text that the head was fitted to."""
-    write_head(folder, *head)
-    words = f"eagle:{folder},min_confidence=0,max_draft={TURNS}"
-    llm = LLM(str(text.target), drafter=words, format="fp32", **OPTIONS)
-    [answer] = llm.generate(PROMPT, params(), speculation=Speculation(drafter="eagle"))
-    assert tuple(answer.tokens) == text.tokens
-    return answer.stats.accepted / answer.stats.drafted
+    return accepted_share(text, f"eagle:{write_head(folder, *head)}")
 
 
 def say(**values: Any) -> Misread:

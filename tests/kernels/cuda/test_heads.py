@@ -20,7 +20,7 @@ from tests.runs import plain, run, tokens_of
 from tests.tiny_models import TARGET, cuda_forward, cuda_head
 
 TAPS = (0, 1, 2, 3)
-DRAFTING = ["eagle", "eagle-narrow", "eagle-hesitant", "eagle-flags", "eagle-parallel", "eagle-1", "medusa"]
+DRAFTING = ["eagle", "eagle-narrow", "eagle-hesitant", "eagle-flags", "eagle-parallel", "eagle-1", "mtp", "medusa"]
 HEADS: dict[str, dict[str, Any]] = {
     "shared": {},
     "own": {"hidden": 32, "norm_first": True},
@@ -28,6 +28,14 @@ HEADS: dict[str, dict[str, Any]] = {
     "three layers": {"layers": 3, "qk_norm": True, "window": 3, "feature_norms": 1, "qkv_bias": True},
     "p-eagle": {"kind": "P-EAGLE", "mask_token": 5, "layers": 2, "feature_norms": 3},
     "eagle-1": {"kind": "EAGLE-1", "taps": (2,), "draft_vocab": None, "without": ("head",)},
+    "mtp": {
+        "kind": "MTP",
+        "norm_output": True,
+        "taps": (2,),
+        "draft_vocab": None,
+        "qk_norm": True,
+        "without": ("head",),
+    },
 }
 
 

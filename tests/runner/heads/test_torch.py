@@ -149,6 +149,7 @@ HEADS = {
 OTHERS = {
     "P-EAGLE": random_eagle(CONFIG, draft_vocab=40, kind="P-EAGLE", mask_token=3, layers=2, seed=7),
     "EAGLE-1": random_eagle(CONFIG, taps=(2,), kind="EAGLE-1", without=("head",), seed=8),
+    "MTP": random_eagle(CONFIG, taps=(2,), kind="MTP", norm_output=True, qkv_bias=True, without=("head",), seed=9),
 }
 
 

@@ -58,7 +58,7 @@ def draft(head: EagleStudent, teacher: Teacher, states: TargetStates, ids: Tenso
             ]
         )
         q, k, v = ((w[f"midlayer.self_attn.{n}_proj.weight"] @ x).view(1, -1, shape.head_dim) for n in "qkv")
-        angles = turns(torch.tensor([p]), head._frequencies)
+        angles = turns(torch.tensor([p]), head._layer.frequencies)
         keys.append(rope(k, *angles)[0])
         values.append(v[0])
         out = []

@@ -223,7 +223,7 @@ def test_stretched_rotation_is_kept(first: TrainOptions, tmp_path: Path, scaling
     plain, stretched = (read_student(path, model, device=CPU)[0] for path in (first.out, tmp_path / "head"))
     assert isinstance(plain, EagleStudent)
     assert isinstance(stretched, EagleStudent)
-    assert not torch.equal(stretched._frequencies, plain._frequencies)
+    assert not torch.equal(stretched._layer.frequencies, plain._layer.frequencies)
     assert json.loads(stretched.files()["config.json"])["rope_scaling"] == scaling
     assert "rope_scaling" not in json.loads(plain.files()["config.json"])
 

@@ -1,0 +1,46 @@
+"""Heads that are fitted to one text of a tiny target: the text, norms to start from, and how much is accepted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.llm import LLM
+from paceline.types import OFF, SamplingParams, Speculation
+
+OPTIONS = {"max_context": 128, "max_sequences": 1, "kv_memory": 1 << 22, "measure_cost": False, "device": "cpu"}
+PARAMS = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
+PROMPT, TURNS = "paceline", 3  # TURNS: tokens of a draft
+
+
+class Text(NamedTuple):
+    target: Path
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]  # the target's answer
+
+
+def answered(target: Path) -> Text:
+    llm = LLM(str(target), drafter=[], format="fp32", **OPTIONS)
+    [answer] = llm.generate(PROMPT, PARAMS, speculation=OFF)
+    return Text(target, tuple(llm.parts.tokenizer.encode(PROMPT)), tuple(answer.tokens))
+
+
+def spread_norms(tensors: dict[str, Tensor], *, width: float) -> None:
+    """Make norms differ much by column, so that no norm is like another."""
+    random = torch.Generator().manual_seed(1)
+    for name, tensor in tensors.items():
+        if tensor.dim() == 1 and name.endswith("norm.weight"):
+            scale = 3.0 if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
+            tensors[name] = tensor * scale * torch.exp(width * torch.randn(tensor.shape, generator=random))
+
+
+def accepted_share(text: Text, head: str) -> float:
+    """Accepted by drafted tokens of the text that the head was fitted to; `head`: as a user names it."""
+    words = f"{head},min_confidence=0,max_draft={TURNS}"
+    llm = LLM(str(text.target), drafter=words, format="fp32", **OPTIONS)
+    [answer] = llm.generate(PROMPT, PARAMS, speculation=Speculation(drafter=head.partition(":")[0]))
+    assert tuple(answer.tokens) == text.tokens
+    return answer.stats.accepted / answer.stats.drafted
