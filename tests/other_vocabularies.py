@@ -50,7 +50,8 @@ class Other(Model):
     def forward(self, backend: str, *, num_pages: int, taps: Sequence[int] = ()) -> Forward:
         if backend != "toy":
             return super().forward(backend, num_pages=num_pages, taps=taps)
-        return Renamed(self.order, num_pages=num_pages, seed=self.seed, noise=self.noise, sharpness=self.sharpness)
+        looks = {"seed": self.seed, "noise": self.noise, "sharpness": self.sharpness, "vocab_size": self.vocab_size}
+        return Renamed(self.order, num_pages=num_pages, **looks)
 
     @property
     def config(self) -> ModelConfig:
@@ -110,6 +111,15 @@ def one_in_common() -> tuple[Tokenizer, tuple[int, ...]]:
     made["tokenizer.ggml.tokens"].append("AB")
     made["tokenizer.ggml.token_type"].append(1)
     return Tokenizer.from_gguf(made), (0, *[STRANGE] * 26, 1, STRANGE)
+
+
+@functools.cache
+def of_five() -> tuple[Tokenizer, Tokenizer, tuple[int, ...]]:
+    """A target of five tokens, and a drafter that lacks one of them, with one that the target writes as two."""
+    names = {"model": "gpt2", "pre": "gpt-2", "token_type": [3, 1, 1, 1, 1]}
+    target = metadata(**names, tokens=["<eos>", "a", "b", "ab", "c"], merges=["a b"], eos_token_id=0)
+    drafter = metadata(**names, tokens=["<eos>", "c", "a", "b", "bc"], merges=["b c"], eos_token_id=0)
+    return Tokenizer.from_gguf(target), Tokenizer.from_gguf(drafter), (0, 4, 1, 2, 3)
 
 
 def bridge_to(tokenizer: Tokenizer) -> VocabularyBridge:

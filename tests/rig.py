@@ -32,6 +32,7 @@ from paceline.runner.heads.protocol import HeadForward, MedusaForward
 from paceline.runner.heads.torch import TorchHead
 from paceline.runner.lanes import Lanes
 from paceline.runner.rounds.protocol import DeviceDrafter
+from paceline.text.bridge import VocabularyBridge
 from paceline.text.tokenizer import Tokenizer
 from tests.heads import random_eagle, random_medusa
 from tests.other_vocabularies import Other, bridge_to, one_in_common, permuted, removed, sentencepiece_like
@@ -86,14 +87,13 @@ class MedusaMade:
         return MedusaOnDevice(heads, tap=self.taps[0], min_confidence=self.min_confidence)
 
 
-def bridged_drafter(vocabulary: tuple[Tokenizer, tuple[int, ...]], *, noise: float = 0.0) -> Made:
-    """A model with another vocabulary."""
-    tokenizer, order = vocabulary
+def bridged_drafter(model: Other, bridge: VocabularyBridge, *, pages: int = 2) -> Made:
+    """A model with another vocabulary; `pages` of its own for one of the target."""
 
     def make(context: BuildContext, backend: str) -> Drafter:
         return BridgedDrafter(
-            Other(noise=noise, order=order).forward(backend, num_pages=2 * context.pool.num_pages),
-            bridge_to(tokenizer),
+            model.forward(backend, num_pages=pages * context.pool.num_pages),
+            bridge,
             sequences=len(context.lanes.lengths),
             max_context=2 * context.max_context,
             vocab_size=context.vocab_size,
@@ -102,6 +102,11 @@ def bridged_drafter(vocabulary: tuple[Tokenizer, tuple[int, ...]], *, noise: flo
         )
 
     return make
+
+
+def renamed(vocabulary: tuple[Tokenizer, tuple[int, ...]], *, noise: float = 0.0) -> Made:
+    """The target itself, with another vocabulary."""
+    return bridged_drafter(Other(noise=noise, order=vocabulary[1]), bridge_to(vocabulary[0]))
 
 
 FLAGS = {"norm_first": True, "norm_output": True, "qk_norm": True, "qkv_bias": True, "window": 7, "layers": 2}
@@ -190,9 +195,9 @@ RIGS: Mapping[str, Mapping[str, Made]] = {
         "hesitant": model_drafter(NOISY, min_confidence=0.2),
         "narrow": model_drafter(Model(seed=5, vocab_size=80)),
         "wide": model_drafter(Model(seed=5, vocab_size=128)),
-        "bridged": bridged_drafter(permuted(removed()), noise=0.05),
-        "bridged-spm": bridged_drafter(sentencepiece_like()),
-        "bridged-one": bridged_drafter(one_in_common()),
+        "bridged": renamed(permuted(removed()), noise=0.05),
+        "bridged-spm": renamed(sentencepiece_like()),
+        "bridged-one": renamed(one_in_common()),
     },
     "eagle": {
         "eagle": EagleMade(),

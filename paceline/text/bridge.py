@@ -5,8 +5,8 @@
 
 A word whose tokens are those that its own encoder gives is translated as text: the other encoder writes it. Any other
 word is translated token by token: to the token of the same bytes, else to the other encoding of its bytes. Bytes that
-are no whole characters are spelled with the longest tokens that fit. A translation has the bytes of what it stands for,
-or is empty.
+are no whole characters are spelled with the longest tokens that fit. The translation of a token or a usual word has its
+bytes; a token that cannot be written has none, and the text goes on without it.
 
 Control tokens never become text, and text never becomes one. They are paired by name, then by role (bos, eos); those
 without a partner have no translation.

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 # times (Llama's SentencePiece beside Qwen2.5), on MT-bench and HumanEval: docs/experiments.md, "Other vocabularies".
 PAGES = 1.25
 MAX_GROWTH = 2  # tokens of the drafter for one of the target, at most, for as long as it drafts
+SHORT = "%s knows %d tokens of context, and sequences may have %d: beyond it they go on without its drafts"
 SAMPLE = {"mt_bench": 40, "humaneval": 20}  # prompts whose tokens are counted
 
 
@@ -48,11 +49,12 @@ def bridged_recipe(
     """Make the recipe of a drafter over a bridge. `options`: of `BridgedDrafter`."""
     if "branches" in options:
         raise InvalidRequest(f"{ready.name} has another vocabulary than {target.name}: its drafts have no branches")
-    _warn_of_context(ready, target)
 
     def build(context: BuildContext) -> BridgedDrafter:
         num_pages = math.ceil(PAGES * context.pool.num_pages)
         max_context = min(ready.model.config.max_context, MAX_GROWTH * context.max_context)
+        if max_context < context.max_context:
+            logger.warning(SHORT, ready.name, max_context, context.max_context)
         return BridgedDrafter(
             ready.forward(num_pages=num_pages, threads=context.threads, max_context=max_context),
             bridge,
@@ -83,12 +85,3 @@ def described(bridge: VocabularyBridge) -> str:
         f"{bridge.share_of(texts):.0%} of the tokens in text and code; other tokens are re-encoded. Expect fewer "
         "accepted tokens than from a model of the target's family: inspect --pair measures them"
     )
-
-
-def _warn_of_context(ready: ReadyModel, target: ReadyModel) -> None:
-    own, wanted = ready.model.config.max_context, target.model.config.max_context
-    if own < wanted:
-        logger.warning(
-            "%s knows %d tokens of context, %s knows %d: longer sequences go on without its drafts",
-            ready.name, own, target.name, wanted,
-        )  # fmt: skip  # the names stand beside their numbers
