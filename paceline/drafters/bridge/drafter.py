@@ -87,8 +87,7 @@ class BridgedDrafter(Drafter):
         if behind:
             self.compute([share for _, share in behind])
         for ask, share in behind:
-            text = self._texts[ask.key]
-            text.read = text.context.tokens[: share.start + share.count]
+            self._note_read(ask, self._texts[ask.key].context.tokens[: share.start + share.count])
         drafts = self._drafts(*map(list, zip(*ready, strict=True))) if ready else {}
         return [drafts.get(ask.key, EMPTY) for ask in asks]
 
@@ -100,8 +99,7 @@ class BridgedDrafter(Drafter):
     def _drafts(self, asks: list[Ask], shares: list[Share]) -> dict[int, Draft]:
         found = ChainDrafting(self, self.forward.pick, self._thresholds).begin(asks, shares)
         for one in found:
-            text = self._texts[one.ask.key]
-            text.read = [*text.context.tokens, *one.own[:-1]]
+            self._note_read(one.ask, [*self._texts[one.ask.key].context.tokens, *one.own[:-1]])
         return {one.ask.key: one.finished() for one in found}
 
     # ── its text, and what it has read of it ──
@@ -121,15 +119,16 @@ class BridgedDrafter(Drafter):
         self._lanes.pages_np[ask.lane, : len(span.pages)] = span.pages
         same = common_length(text.read, tokens, span.committed)
         self._lanes.tokens_np[ask.lane, same : len(tokens)] = tokens[same:]
-        known = min(same, len(tokens) - 1)
-        self._settle(text, ask.lane, min(known, text.context.settled))
-        return range(known, len(tokens))
+        return range(min(same, len(tokens) - 1), len(tokens))
 
-    def _settle(self, text: _Text, lane: int, count: int) -> None:
-        """Remember the first `count` tokens, which were read, for sequences with the same beginning."""
+    def _note_read(self, ask: Ask, tokens: list[int]) -> None:
+        """Note that tokens were read. Those that are settled are remembered for texts with the same beginning."""
+        text = self._texts[ask.key]
         assert text.span is not None, "a text without pages"
-        if count > text.span.committed:
-            self._cache.extend(text.span, self._lanes.texts[lane], count - text.span.committed)
+        text.read = tokens
+        fresh = min(len(tokens), text.context.settled) - text.span.committed
+        if fresh > 0:
+            self._cache.extend(text.span, self._lanes.texts[ask.lane], fresh)
 
     def _open(self, text: _Text, ask: Ask) -> Span:
         """Take the pages of the longest beginning that was read before."""
