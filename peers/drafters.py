@@ -1,9 +1,9 @@
 """Every drafter on every prompt set: `paceline bench offline` for each, and the table of docs/drafters.md.
 
-    python -m peers.drafters --minutes 60                          measure what is missing, then write the table
-    python -m peers.drafters --qwen BIG.gguf --sibling SMALL.gguf  also the Qwen2.5-Coder pair, and SmolLM2 over a bridge
-    python -m peers.drafters --page                                write the table alone
-    python -m peers.drafters --list                                show the commands that are left
+    python -m peers.drafters --minutes 60                       measure what is missing, then write the table
+    python -m peers.drafters --qwen A.gguf --sibling B.gguf     also the Qwen2.5-Coder pair, and SmolLM2 over a bridge
+    python -m peers.drafters --page                             write the table alone
+    python -m peers.drafters --list                             show the commands that are left
 
 A cell is one drafter on one set in one format: 10 prompts, 64 tokens each, greedy, one at a time, in turns with plain
 decoding. Each is appended to docs/results/drafters.jsonl when it is measured: the same command goes on where the last
@@ -69,10 +69,10 @@ class Run:
 
 def runs(args: argparse.Namespace) -> Iterator[Run]:
     """Yield all runs: one of each target and drafter first, then further sets and formats."""
-    groups = [("smollm2", SMOLLM2)]
+    groups: list[tuple[str, tuple[str, ...]]] = [("smollm2", SMOLLM2)]
     if args.qwen is not None:
-        beside = [] if args.sibling is None else [(args.qwen, (f"model:{args.sibling}",))]
-        groups += [*beside, (args.qwen, ("model:smollm2",)), (args.qwen, ("suffix", "ngram"))]
+        models = [f"model:{name}" for name in (args.sibling, "smollm2") if name is not None]
+        groups += [(args.qwen, drafters) for drafters in (*((words,) for words in models), ("suffix", "ngram"))]
     for format in FORMATS:
         for name in args.sets:
             yield from (Run(target, drafters, format, name) for target, drafters in groups)
@@ -150,6 +150,8 @@ def page(text: str, cells: Sequence[Record]) -> str:
 
 
 def table(cells: Sequence[Record]) -> str:
+    if not cells:
+        return "No results are stored yet.\n"
     order = sorted(cells, key=lambda each: (each["target"], each["format"], each["drafter"], each["set"]))
     rows = [HEADER, tuple("---" for _ in HEADER), *map(row, order)]
     return "".join(f"| {' | '.join(fields)} |\n" for fields in rows)
@@ -201,7 +203,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         for run in missing(list(runs(args)), read(args.save)):
             print(f"paceline {shlex.join(run.argv(args))}")
         return 0
-    failed = 0 if args.page else work(args)
+    if args.minutes is not None and args.minutes <= 0:
+        raise SystemExit(f"--minutes must be above 0, not {args.minutes:g}")
+    try:
+        failed = 0 if args.page else work(args)
+    except KeyboardInterrupt:
+        print(f"interrupted; the same command goes on with {args.save}", file=sys.stderr)
+        return 130
     text = args.write.read_text(encoding="utf-8")
     args.write.write_text(page(text, read(args.save)), encoding="utf-8")
     return 1 if failed else 0
