@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.drafters.base import Drafter
+from paceline.draft import Draft
+from paceline.drafters.base import Ask, Drafter
 from paceline.drafters.bridge.context import DrafterContext
 from paceline.drafters.bridge.drafter import BridgedDrafter, common_length
 from paceline.drafters.bridge.logits import TargetLogits
@@ -19,6 +21,7 @@ from paceline.drafters.bridge.recipe import bridged_recipe, described, find_brid
 from paceline.drafters.recipe import BuildContext
 from paceline.errors import InvalidRequest, VocabularyMismatch
 from paceline.kernels.base import Batch, Output
+from paceline.sampling.sampler import Sampler
 from paceline.text.bridge import VocabularyBridge
 from paceline.text.tokenizer import Tokenizer
 from paceline.types import Request, Rule, SamplingParams, Speculation
@@ -36,6 +39,7 @@ from tests.rig import Rig, bridged_drafter, build, model_drafter, renamed
 from tests.runs import Run, run, tokens_of
 from tests.text.vocabularies import byte_level_tokenizer, metadata, sentencepiece_tokenizer
 from tests.tiny_models import TARGET, VOCAB, Model, tiny_tokenizer
+from tests.toy import ToyForward
 
 KEPT = tuple(token for token in range(VOCAB) if token not in removed())
 
@@ -276,6 +280,54 @@ def test_logits_of_the_likeliest_token_that_begins_alike() -> None:
     assert logits.source(2, given[0]) == 4
     assert logits.source(2, torch.tensor([0.0, 0.0, 0.0, 5.0, 4.0, 0.0])) == 3
     assert logits.source(3, given[0]) is None
+
+
+# ── drafts that do not line up ──
+
+
+class Sure(ToyForward):
+    """Says one token after each: `after` has the next one by the last."""
+
+    def __init__(self, after: dict[int, int]) -> None:
+        super().__init__(num_pages=9, vocab_size=5)
+        self.after = after
+        self.passes = 0
+
+    def logits_after(self, context: np.ndarray) -> np.ndarray:
+        self.passes += 1
+        return np.eye(5, dtype=np.float32)[self.after[int(context[-1])]] * 40
+
+
+def proposed(after: dict[int, int], prompt: Sequence[int], rule: Rule = Rule.COUPLED) -> tuple[Draft, Sure]:
+    """A draft of at most three tokens by a drafter with the tokens <eos> c a b bc; the target's are <eos> a b ab c."""
+    target, tokenizer, _ = of_five()
+    forward = Sure(after)
+    sizes = {"sequences": 1, "max_context": 40, "vocab_size": 5, "chunk": 40, "min_confidence": 0.0}
+    drafter = BridgedDrafter(forward, VocabularyBridge(target, tokenizer), **sizes)
+    tokens = np.array(prompt, dtype=np.int32)
+    drafter.start(1, 0, tokens)
+    sampler = Sampler(SamplingParams(temperature=1.0), seed=0, vocab_size=5, eos_ids=())
+    [draft] = drafter.propose([Ask(key=1, lane=0, tokens=tokens, max_draft=3, sampler=sampler, rule=rule)])
+    assert draft.problem(vocab_size=5, max_length=3) is None
+    return draft, forward
+
+
+@pytest.mark.parametrize("rule", [Rule.COUPLED, Rule.REJECTION, Rule.CONFIDENCE])
+def test_a_token_that_is_two_of_the_target(rule: Rule) -> None:
+    draft, _ = proposed({2: 4, 4: 4}, [1], rule)
+    assert draft.tokens == (2, 4, 2), "b c b, and no room for another c"
+    assert (draft.probs is not None) == (rule is Rule.REJECTION)
+    if draft.probs is not None:
+        assert draft.probs[1].tolist() == [0.0, 0.0, 0.0, 0.0, 1.0], "c follows from the token that was drawn"
+    assert len(draft.confidence) == (3 if rule is Rule.CONFIDENCE else 0)
+
+
+def test_two_tokens_that_are_one_of_the_target() -> None:
+    draft, forward = proposed({1: 2, 2: 3, 3: 2}, [4])
+    assert draft.tokens == (3, 1), "ab a"
+    assert forward.passes == 3, "as many tokens of its own as there are pages for"
+    draft, _ = proposed({1: 2, 2: 3, 3: 2}, [4], Rule.REJECTION)
+    assert draft.tokens == (1, 2, 1), "each as it was drawn"
 
 
 # ── recipes ──
