@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
 from paceline.text import bridge
 from paceline.text.bridge import VocabularyBridge
 from paceline.text.tokenizer import Tokenizer
-from tests.text.vocabularies import byte_level_tokenizer, metadata, sentencepiece_tokenizer
+from tests.text.vocabularies import byte_level_tokenizer, metadata, save, sentencepiece_json, sentencepiece_tokenizer
 
 BYTE_LEVEL, SPM = byte_level_tokenizer(), sentencepiece_tokenizer()
 PAIRS = {
@@ -135,4 +136,11 @@ def test_bytes_that_the_other_vocabulary_lacks() -> None:
 @pytest.mark.parametrize("text", ["hello", " hello", "world hello"])
 def test_a_piece_has_no_space_before_it(text: str) -> None:
     for tokenizer in (BYTE_LEVEL, SPM):
+        assert bytes_of(tokenizer, tokenizer.encode_piece(text)) == text.encode()
+
+
+@pytest.mark.parametrize("scheme", ["legacy", "always", "first", "never"])
+def test_a_piece_of_a_directory_s_tokenizer(scheme: str, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_directory(save(tmp_path, sentencepiece_json(scheme)))
+    for text in ("hello", " hello", "world hello"):
         assert bytes_of(tokenizer, tokenizer.encode_piece(text)) == text.encode()

@@ -48,7 +48,11 @@ def bridged_recipe(
 ) -> Recipe:
     """Make the recipe of a drafter over a bridge. `options`: of `BridgedDrafter`."""
     if "branches" in options:
-        raise InvalidRequest(f"{ready.name} has another vocabulary than {target.name}: its drafts have no branches")
+        raise InvalidRequest(
+            f"{ready.name} has another vocabulary than {target.name}: its drafts have no branches; leave branches out"
+        )
+    how = described(bridge)
+    logger.info("%s drafts for %s: %s", ready.name, target.name, how)
 
     def build(context: BuildContext) -> BridgedDrafter:
         num_pages = math.ceil(PAGES * context.pool.num_pages)
@@ -69,7 +73,7 @@ def bridged_recipe(
     return Recipe(
         name=BridgedDrafter.name,
         build=build,
-        how=f"{ready.why}; {described(bridge)}",
+        how=f"{ready.why}; {how}",
         page_bytes=math.ceil(PAGES * ready.page_bytes),
         pass_bytes=ready.pass_bytes,
         vocabulary=bridge.common,
