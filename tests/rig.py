@@ -9,6 +9,7 @@ from typing import Any
 from paceline.config import EngineConfig
 from paceline.drafters.base import Drafter
 from paceline.drafters.block import BlockDrafter
+from paceline.drafters.bridge import BridgedDrafter
 from paceline.drafters.eagle.drafter import EagleDrafter
 from paceline.drafters.eagle.on_device import drafter_of_head
 from paceline.drafters.guard import Guard
@@ -34,9 +35,11 @@ from paceline.runner.heads.protocol import HeadForward, MedusaForward
 from paceline.runner.heads.torch import TorchHead
 from paceline.runner.lanes import Lanes
 from paceline.runner.rounds.protocol import DeviceDrafter
+from paceline.text.bridge import VocabularyBridge
 from paceline.text.tokenizer import Tokenizer
 from tests.block_heads import random_block
 from tests.heads import random_eagle, random_medusa
+from tests.other_vocabularies import Other, bridge_to, one_in_common, permuted, removed, sentencepiece_like
 from tests.tiny_models import BAD, CONTEXT, NOISY, ON_GPU, TARGET, VOCAB, Model, cuda_forward, cuda_head
 from tests.toy import ToyForward
 from tests.watched_rounds import WatchedRounds
@@ -86,6 +89,28 @@ class MedusaMade:
     def on_device(self, target: Forward, backend: str) -> DeviceDrafter:
         heads = TorchMedusa(random_medusa(TARGET.config), device="cuda" if backend == "cuda" and ON_GPU else "cpu")
         return MedusaOnDevice(heads, tap=self.taps[0], min_confidence=self.min_confidence)
+
+
+def bridged_drafter(model: Other, bridge: VocabularyBridge, *, pages: int = 2) -> Made:
+    """A model with another vocabulary; `pages` of its own for one of the target."""
+
+    def make(context: BuildContext, backend: str) -> Drafter:
+        return BridgedDrafter(
+            model.forward(backend, num_pages=pages * context.pool.num_pages),
+            bridge,
+            sequences=len(context.lanes.lengths),
+            max_context=2 * context.max_context,
+            vocab_size=context.vocab_size,
+            chunk=context.max_step_tokens,
+            min_confidence=0.0,
+        )
+
+    return make
+
+
+def renamed(vocabulary: tuple[Tokenizer, tuple[int, ...]], *, noise: float = 0.0) -> Made:
+    """The target itself, with another vocabulary."""
+    return bridged_drafter(Other(noise=noise, order=vocabulary[1]), bridge_to(vocabulary[0]))
 
 
 FLAGS = {"norm_first": True, "norm_output": True, "qk_norm": True, "qkv_bias": True, "window": 7, "layers": 2}
@@ -212,6 +237,9 @@ RIGS: Mapping[str, Mapping[str, Made]] = {
         "hesitant": model_drafter(NOISY, min_confidence=0.2),
         "narrow": model_drafter(Model(seed=5, vocab_size=80)),
         "wide": model_drafter(Model(seed=5, vocab_size=128)),
+        "bridged": renamed(permuted(removed()), noise=0.05),
+        "bridged-spm": renamed(sentencepiece_like()),
+        "bridged-one": renamed(one_in_common()),
     },
     "eagle": {
         "eagle": EagleMade(),

@@ -110,21 +110,23 @@ def _random_weights(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
 TARGET = Model()
 
 
-@functools.cache
-def tiny_tokenizer() -> Tokenizer:
+def tiny_vocabulary() -> dict[str, Any]:
     """Letters, pairs of letters, two halves of an é, and one control token (id 0): a stop string may begin anywhere."""
     letters = [chr(ord("a") + i) for i in range(26)]
     pairs = [(a, b) for a in "aeiou" for b in letters][: VOCAB - 30]
-    tokens = ["<eos>", *letters, "Ġ", "Ã", "©", *(a + b for a, b in pairs)]
-    names = {
+    return {
         "model": "gpt2",
         "pre": "gpt-2",
-        "tokens": tokens,
+        "tokens": ["<eos>", *letters, "Ġ", "Ã", "©", *(a + b for a, b in pairs)],
         "token_type": [3] + [1] * (VOCAB - 1),
         "merges": [f"{a} {b}" for a, b in pairs],
         "eos_token_id": 0,
     }
-    return Tokenizer.from_gguf({f"tokenizer.ggml.{name}": value for name, value in names.items()})
+
+
+@functools.cache
+def tiny_tokenizer() -> Tokenizer:
+    return Tokenizer.from_gguf({f"tokenizer.ggml.{name}": value for name, value in tiny_vocabulary().items()})
 
 
 NOISY = Model(noise=0.05)

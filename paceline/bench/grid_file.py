@@ -60,7 +60,7 @@ def _parsed(path: Path, line: str, *, of: str) -> Record:
 
 
 def _another_kind(path: Path, of: str) -> InvalidRequest:
-    made_by = {"grid": "--grid"}.get(of, f"`paceline {of}`")
+    made_by = {"grid": "--grid", "drafters": "`python -m peers.drafters`"}.get(of, f"`paceline {of}`")
     return InvalidRequest(f"{path} is no file of {made_by}: give the path of one, or of a new file")
 
 

@@ -25,7 +25,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    models = _models()
+    models = models_here()
     if args.json:
         for model in models:
             facts = {"name": model.name, "bytes": model.bytes, "format": model.format, "owner": model.owner}
@@ -35,7 +35,8 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _models() -> list[Stored]:
+def models_here() -> list[Stored]:
+    """List the models that need not be fetched."""
     from paceline.models.hub.choice import tag_of
     from paceline.models.hub.store import Stored, stored
     from paceline.models.resolve import KNOWN

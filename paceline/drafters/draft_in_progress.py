@@ -25,6 +25,8 @@ class DraftInProgress:
     probs: list[Tensor] = field(default_factory=list)  # [vocab] each, for rules that ask for distributions
     confidence: float = 1.0  # the drafter's own estimate that all tokens so far are right
     told: list[float] = field(default_factory=list)  # its estimates up to each token, for a rule that asks for them
+    own: list[int] = field(default_factory=list)  # the draft in the model's vocabulary, where that is another one
+    stuck: bool = False  # no token can follow
 
     @property
     def complete(self) -> bool:
@@ -32,7 +34,7 @@ class DraftInProgress:
 
     @property
     def over(self) -> bool:
-        return self.complete or self.confidence < self.min_confidence
+        return self.complete or self.stuck or self.confidence < self.min_confidence
 
     @property
     def position(self) -> int:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -28,11 +28,13 @@ from torch import Tensor
 
 from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask, Drafter
-from paceline.drafters.draft_in_progress import DraftInProgress, probability_of
+from paceline.drafters.bridge.recipe import bridged_recipe, find_bridge
+from paceline.drafters.chain_drafting import ChainDrafting, divide_rows
+from paceline.drafters.draft_in_progress import DraftInProgress
 from paceline.drafters.options import parse_options
 from paceline.drafters.recipe import BuildContext, Recipe
 from paceline.drafters.tree_drafting import Thresholds, TreeDrafting, is_simple
-from paceline.errors import InvalidRequest, VocabularyMismatch
+from paceline.errors import InvalidRequest
 from paceline.kernels.base import Batch, Forward, Output
 from paceline.kernels.cpu.abi import WIDTH_MAX
 from paceline.kv.following import Follower, Reader
@@ -47,7 +49,6 @@ from paceline.runner.loading.format_speed import format_times
 from paceline.runner.loading.models import ReadyModel, read_model, ready_shape
 from paceline.runner.rounds.protocol import DeviceDrafter, DraftingRound
 from paceline.runner.vocabulary import fit_logits, fit_tokens
-from paceline.sampling.sampler import RowGroup, sample
 
 logger = logging.getLogger(__name__)
 OPTIONS = {"format": str, "max_draft": int, "branches": int, "min_confidence": float}
@@ -109,8 +110,8 @@ class ModelDrafter(Drafter):
         if not ready:
             return [EMPTY] * len(asks)
         able, shares = [ask for ask, _ in ready], [share for _, share in ready]
-        draft = self._trees.draft if self._trees is not None and all(map(is_simple, able)) else self._draft_chains
-        drafts = dict(zip([ask.key for ask in able], draft(able, shares), strict=True))
+        by = self._trees if self._trees is not None and all(map(is_simple, able)) else self._chains()
+        drafts = dict(zip([ask.key for ask in able], by.draft(able, shares), strict=True))
         for key, made in drafts.items():
             self._states[key].draft = made
         return [drafts.get(ask.key, EMPTY) for ask in asks]
@@ -130,34 +131,19 @@ class ModelDrafter(Drafter):
     def _catch_up(self, asks: Sequence[Ask]) -> list[tuple[Ask, Share]]:
         """Read a chunk for sequences that miss more tokens than it holds. Return the others that miss some, with the
         rows that the first pass of their draft reads; they count as read from now on."""
-        room = self._chunk
-        ready, behind = [], []
-        for ask in asks:
-            follower = self._states[ask.key].follower
-            missing = follower.missing(len(ask.tokens))
-            count = min(len(missing), room)
-            if count and count == len(missing):
-                ready.append((ask, Share(lane=ask.lane, start=missing.start, count=count)))
-            elif count:
-                behind.append(Share(lane=ask.lane, start=missing.start, count=count, outs=0))
-            follower.reach(missing.start + count)
-            room -= count
+        followers = [self._states[ask.key].follower for ask in asks]
+        missing = [follower.missing(len(ask.tokens)) for follower, ask in zip(followers, asks, strict=True)]
+        ready, behind = divide_rows(asks, missing, room=self._chunk)
+        for ask, share in (*ready, *behind):
+            self._states[ask.key].follower.reach(share.start + share.count)
         if behind:
-            self._compute(behind)
+            self.compute([share for _, share in behind])
         return ready
 
-    def _draft_chains(self, asks: Sequence[Ask], shares: Sequence[Share]) -> list[Draft]:
-        """Draft after the rows `shares`, one of each ask, with the host between two tokens."""
-        going = started = [DraftInProgress(ask, min_confidence=self._thresholds.of_chain(ask)) for ask in asks]
-        output = self._compute(shares)
-        while True:
-            self._draw(going, output)
-            going = [one for one in going if not one.over]
-            if not going:
-                return [one.finished() for one in started]
-            output = self._compute([Share(lane=one.ask.lane, start=one.position - 1, count=1) for one in going])
+    def _chains(self) -> ChainDrafting:
+        return ChainDrafting(self, self.forward.pick, self._thresholds)
 
-    def _compute(self, shares: Sequence[Share]) -> Output:
+    def compute(self, shares: Sequence[Share]) -> Output:
         """Run the draft model over shares of the lanes."""
         return self.forward(self._batch(shares))
 
@@ -166,32 +152,16 @@ class ModelDrafter(Drafter):
         batch = build_batch(self._lanes, shares, beyond=beyond)
         return fit_tokens(batch, vocab_size=self._vocab_size, model_vocab_size=self.forward.vocab_size)
 
-    def _draw(self, drafts: Sequence[DraftInProgress], output: Output) -> None:
-        """Draw one more token for each draft, and put it behind the committed tokens of its lane."""
-        logits, argmax = self._in_target_vocabulary(output)
-        groups = [
-            RowGroup(one.ask.sampler, slice(i, i + 1), np.array([one.position]), [one.tokens])
-            for i, one in enumerate(drafts)
-            if not one.free
-        ]
-        tokens = sample(logits, argmax, groups, self.forward.pick).tolist()
-        for i, one in enumerate(drafts):
-            token = one.draw_freely(logits[i : i + 1], self.forward.pick) if one.free else tokens[i]
-            self._lanes.tokens_np[one.ask.lane, one.position] = token
-            if one.ask.rule.wants_confidence:
-                one.tell(token, one.ask.sampler.edit(logits[i : i + 1], [one.tokens]))
-            if one.min_confidence and not one.complete:
-                one.confidence *= self._confidence(one, logits[i], token)
-            one.tokens.append(token)
+    # ── its text, for `ChainDrafting`: that of the target ──
 
-    def _confidence(self, draft: DraftInProgress, logits: Tensor, token: int) -> float:
-        """Return the probability of `token`; with a grammar, among the tokens that it and other edits allow."""
-        if draft.ask.sampler.grammar is not None:
-            [logits] = draft.ask.sampler.edit(logits[None], [draft.tokens])
-        return probability_of(token, logits)
+    def append(self, draft: DraftInProgress, token: int, logits: Tensor) -> None:
+        self._lanes.tokens_np[draft.ask.lane, draft.position] = token
+        draft.tokens.append(token)
 
-    def _in_target_vocabulary(self, output: Output) -> tuple[Tensor, Tensor]:
-        """Return logits and argmax in the target's vocabulary."""
+    def last_row(self, draft: DraftInProgress) -> Share:
+        return Share(lane=draft.ask.lane, start=draft.position - 1, count=1)
+
+    def in_target_vocabulary(self, output: Output) -> tuple[Tensor, Tensor]:
         logits = fit_logits(output.logits, vocab_size=self._vocab_size)
         was_cut = self.forward.vocab_size > self._vocab_size
         return logits, logits.argmax(-1) if was_cut else output.argmax
@@ -232,7 +202,8 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
     given = parse_options(ModelDrafter.name, rest, OPTIONS)
     format = given.pop("format", None)
     ready = _read(name, target, format, progress) if format else _read_fastest(name, target, progress)
-    _check_vocabulary(ready, target)
+    if (bridge := find_bridge(ready, target)) is not None:
+        return bridged_recipe(bridge, replace(ready, shortlist=False), target, given)
     if given.get("min_confidence") and target.decoder is not None:
         logger.warning(
             "min_confidence of %s ends no draft on a GPU, where all sequences of a round draft together", name
@@ -281,16 +252,6 @@ def _read(name: str, target: ReadyModel, format: Format, progress: Progress | No
         beside=target,
         shortlist=True,
     )
-
-
-def _check_vocabulary(drafter: ReadyModel, target: ReadyModel) -> None:
-    if drafter.tokenizer is None or target.tokenizer is None:
-        return  # random weights
-    difference = target.tokenizer.same_vocabulary(drafter.tokenizer)
-    if difference is not None:
-        raise VocabularyMismatch(
-            f"{drafter.name} cannot draft for {target.name}: {difference}; take a drafter of the target's own family"
-        )
 
 
 def _read_fastest(name: str, target: ReadyModel, progress: Progress | None) -> ReadyModel:

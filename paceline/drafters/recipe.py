@@ -35,6 +35,7 @@ class BuildContext:
     corpus: Sequence[str] = ()  # text files that a drafter may learn from
     drafters: Mapping[str, Guard] = field(default_factory=dict)  # those built before, the cheapest first
     hot: bool = False  # True: the target may be running while the drafter is built
+    share_prefixes: bool = True  # a drafter with pages of its own may share those of equal beginnings, by salt
 
 
 OnDevice = Callable[[Drafter | None, Forward], DeviceDrafter]

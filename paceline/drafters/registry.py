@@ -3,7 +3,7 @@
     ngram                          lookup in prompt and output
     ngram:min_ngram=1,max_ngram=3  with options
     suffix                         lookup in prompt, output, past answers and the corpus, by frequency
-    model:NAME, or just NAME       a model with the target's vocabulary
+    model:NAME, or just NAME       a model; one with another vocabulary drafts over a bridge, on a CPU
     model:NAME,format=native       with options: weight format, max_draft, min_confidence
     eagle:PATH, eagle:smollm2      an EAGLE-3 head trained for the target: a directory, a hub id, or a shipped one
     block:PATH                     a block drafter trained for the target (DFlash, DSpark, DFlash2): as eagle:PATH

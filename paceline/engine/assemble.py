@@ -112,6 +112,7 @@ def assemble(
         target=forward,
         corpus=config.corpus,
         drafters=guards,
+        share_prefixes=config.prefix_cache,
     )
     built: dict[str, Drafter | None] = {}
     for made in sorted(recipes.values(), key=_building_order):

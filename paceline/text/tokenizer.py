@@ -27,6 +27,7 @@ from paceline.errors import ContextTooLong, InvalidRequest
 from paceline.text import gguf, hf
 from paceline.text.fim import MAX_TOKEN_CHARACTERS, FillIn, FimTokens, find_fim_tokens, last_within
 from paceline.text.slices import LongText
+from paceline.text.steps import without_leading_space
 from paceline.text.vocabulary import TokenizerParts, Vocabulary
 
 # A text is encoded on the thread that asks for it: the package's own threads gain nothing for one text, and cause a
@@ -116,6 +117,14 @@ class Tokenizer:
         check_text(text)
         return self.encode_spans(f"\n{text}", [(0, 1, 0)])[1:]
 
+    def encode_piece(self, text: str) -> list[int]:
+        """Encode plain text in the middle of a text: no space is put before it, and no token frames it."""
+        return self._piece_encoder.encode(text, add_special_tokens=False).ids
+
+    @cached_property
+    def _piece_encoder(self) -> tokenizers.Tokenizer:
+        return without_leading_space(self._parts.inner_encoder)
+
     # ── fill-in-the-middle ──
 
     @cached_property
@@ -185,6 +194,11 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         return len(self.vocabulary)
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """Tokens that the model expects before any text."""
+        return self._parts.prefix
 
     @property
     def control_texts(self) -> frozenset[str]:

@@ -70,6 +70,18 @@ class Vocabulary:
         return table
 
     @cached_property
+    def ids_by_bytes(self) -> dict[bytes, int]:
+        """The token of each text. Of several with the same bytes, one that is no byte token ("<0x0A>") goes first."""
+        found: dict[bytes, int] = {}
+        for token_id, data in enumerate(self.text_bytes):
+            if data and (data not in found or self._is_byte_token(found[data])):
+                found[data] = token_id
+        return found
+
+    def _is_byte_token(self, token_id: int) -> bool:
+        return self.style == "spm" and _BYTE_TOKEN.fullmatch(self.tokens[token_id]) is not None
+
+    @cached_property
     def fingerprint(self) -> str:
         digest = hashlib.sha256()
         for token in self.token_bytes:

@@ -128,7 +128,7 @@ def test_a_dear_row_before_cheap_ones_is_weighed_with_them() -> None:
 
 def first_confidence(drafter: ModelDrafter, first: Ask) -> float:
     """Confidence in the first token of a greedy draft, as kernels/cpu/candidates.c estimates it."""
-    output = drafter._compute([Share(lane=first.lane, start=0, count=len(first.tokens))])
+    output = drafter.compute([Share(lane=first.lane, start=0, count=len(first.tokens))])
     odds = torch.softmax(output.logits[0], dim=0).max().logit()
     return float(torch.sigmoid(OF_MODEL.odds_slope * odds + OF_MODEL.odds_offset))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,9 +12,12 @@ import torch
 
 from paceline.drafters import model, ngram, registry
 from paceline.drafters.ngram import NgramDrafter
-from paceline.errors import InvalidRequest, ModelNotFound, NoCompiler, OutOfMemory, UnknownOption, VocabularyMismatch
+from paceline.errors import InvalidRequest, ModelNotFound, NoCompiler, OutOfMemory, UnknownOption
+from paceline.models.load import LoadedModel
+from paceline.runner.loading.models import ReadyModel
 from tests.odd_drafters import Silent
-from tests.tiny_models import tiny_tokenizer
+from tests.other_vocabularies import permuted
+from tests.tiny_models import VOCAB, Model, tiny_tokenizer
 
 
 def a_target(tokenizer: Any, *, compiled: bool = True, decoder: Any = None) -> Any:
@@ -72,11 +77,19 @@ def test_an_unknown_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = SimpleNamespace(same_vocabulary=lambda other: "token 3 is b'a' in one and b'b' in the other")
-    monkeypatch.setattr(model, "read_model", lambda name, **_: a_model(name=name, tokenizer=tokenizer))
-    target = a_target(tokenizer)
-    with pytest.raises(VocabularyMismatch, match=r"small cannot draft for target: token 3 .*; take a drafter of"):
-        registry.recipe("model:small", target)
+    ready = replace(ready_tiny(), tokenizer=permuted()[0], shortlist=True)
+    monkeypatch.setattr(model, "read_model", lambda name, **_: ready)
+    made = registry.recipe("model:small", a_target(tiny_tokenizer()))
+    assert made.on_device is None
+    assert made.vocabulary == VOCAB - 1, "all but the control token"
+    assert made.model is not None
+    assert not made.model.shortlist, "drafts over a bridge compute all outputs"
+
+
+def ready_tiny() -> ReadyModel:
+    config = Model().config
+    loaded = LoadedModel(kind="hf", path=Path(), config=config, weights=dict(Model().weights), metadata={})
+    return ReadyModel("small", loaded, tiny_tokenizer(), compiled=False, why="in torch")
 
 
 def test_kinds_of_one_s_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from tests.runs import run, tokens_of
 from tests.tiny_models import BACKENDS, Model
 
 HEADS = [name for kind in ("eagle", "mtp", "medusa") for name in (*RIGS[kind], *DEVICE_RIGS) if name.startswith(kind)]
-HARD = {"bad", "narrow", "wide", "portfolio", *HEADS, *RIGS["block"]}  # drafters, or members, hardly ever right
+HARD = {"bad", "narrow", "wide", "bridged-one", "portfolio", *HEADS, *RIGS["block"]}  # or members: hardly ever right
 MIXES: Mapping[str, Mapping[str, Any]] = {
     "usual": {},
     "few rows": {"max_step_tokens": 5},
@@ -103,7 +103,7 @@ def test_each_drafter_of_the_host_beside_a_device(name: str) -> None:
     assert rig.rounds.most_in_flight == 2
     assert rig.rounds.launches == rig.engine.stats.steps
     assert rig.engine.drafters[name].out is None
-    assert rig.engine.stats.drafted > 0
+    assert rig.engine.stats.drafted > 0 or name == "bridged-one"  # its only word never follows a step in flight
     assert rig.engine.stats.accepted > 0 or name in HARD
 
 

@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 
 from paceline.sampling.sampler import Sampler, Stream, noise_keys, uniforms
+from paceline.text.bridge import VocabularyBridge
 from paceline.types import Request, Rule, SamplingParams, Speculation
 from tests.laws import mutants
 from tests.laws.chi_squared import p_value
-from tests.rig import EagleMade, Made, build, model_drafter
+from tests.other_vocabularies import Other, of_five
+from tests.rig import EagleMade, Made, bridged_drafter, build, model_drafter
 from tests.runs import run
 from tests.tiny_models import Model
 from tests.toy import ToyForward
@@ -146,6 +148,9 @@ DRAFTERS = {
     "bad": model_drafter(Model(seed=9, vocab_size=VOCAB, sharpness=1.5)),
     "hesitant": model_drafter(Model(seed=9, vocab_size=VOCAB, sharpness=1.5), min_confidence=0.5),
     "eagle": EagleMade(vocab_size=VOCAB, draft_vocab=VOCAB - 1),  # there is a token that it never says
+    "bridged": bridged_drafter(  # one of its tokens is two of the target's
+        Other(vocab_size=VOCAB, sharpness=1.0, noise=0.3, order=of_five()[2]), VocabularyBridge(*of_five()[:2])
+    ),
 }
 REQUESTS = 5  # of 128 samples each
 PROMPT = (2,)  # of one token, so that the first token is drafted
@@ -204,6 +209,7 @@ def _fields(params: SamplingParams) -> dict[str, Any]:
         (Rule.REJECTION, "hot, top-k", "hesitant"),
         (Rule.REJECTION, "cold, biased", "good"),
         (Rule.REJECTION, "plain", "eagle"),
+        (Rule.REJECTION, "plain", "bridged"),
         (Rule.BLOCK, "plain", "bad"),
         (Rule.BLOCK, "cold, biased", "good"),
         (Rule.BLOCK, "hot, top-k", "hesitant"),

@@ -31,6 +31,7 @@ NAMES = (*REGISTERED, *SCRIPTED)
 # One drafter of each kind at least.
 USUAL = {
     "noisy",
+    "bridged",
     "eagle-tree",
     "eagle-flags",
     "eagle-parallel",

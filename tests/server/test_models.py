@@ -56,6 +56,7 @@ def test_speculation_now(api: Api) -> None:
     before = api.get("/v1/speculation").json()
     assert before["drafters"] == {"ngram": None, "prediction": None}
     assert before["default_drafter"] == "ngram"
+    assert before["how"].keys() == {"ngram"}
     assert before["rules"] == list(BUILT_IN)
     assert before["num_drafts"] == 0
     told = api.chat(temperature=0, allowed_token_ids=[70, 71], max_tokens=40)["speculation"]

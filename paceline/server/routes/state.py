@@ -25,6 +25,7 @@ class Speculating(BaseModel):
     model: str
     default_drafter: str | None
     drafters: dict[str, str | None] = Field(description="why a drafter is out of use; null: it is in use")
+    how: dict[str, str] = Field(description="how each drafter drafts, and what it has in common with the target")
     rules: list[str]
     max_draft: int = Field(description="longest draft that a request may ask for")
     bitwise: bool = Field(description="the arithmetic of a row never depends on its neighbours")
@@ -92,6 +93,7 @@ async def speculation(http: Request) -> Speculating:
         model=bridge.model,
         default_drafter=engine.default_drafter,
         drafters=dict(now.drafters),
+        how={name: made.how for name, made in bridge.llm.parts.drafters.items()},
         rules=list(settings.allowed_rules),
         max_draft=min(engine.max_draft, settings.allowed_max_draft or engine.max_draft),
         bitwise=bridge.llm.parts.bitwise,

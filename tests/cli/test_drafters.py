@@ -1,0 +1,160 @@
+"""`paceline drafters` from the command line, with tiny random models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paceline.cli import drafters
+from paceline.config import EngineConfig
+from paceline.drafters.shipped import SHIPPED
+from paceline.engine.assemble import read_target
+from paceline.tune import available as module
+from paceline.tune.available import available, card_figures, results_of
+from tests.cli.conftest import Cli
+from tests.cli.tiny_model import write_model
+
+
+@pytest.fixture(autouse=True)
+def no_models_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafters, "models_here", list)
+
+
+def listed(cli: Cli, *argv: object) -> dict[str, Any]:
+    status, out, err = cli("drafters", *argv, "--device", "cpu", "--json")
+    assert status == 0, err
+    return {each["drafter"]: each for each in map(json.loads, out.splitlines())}
+
+
+def test_lookups_and_what_can_be_trained(cli: Cli, tiny: str) -> None:
+    found = listed(cli, tiny)
+    assert [*found] == ["suffix", "ngram", "prediction", "eagle:drafter"]
+    assert found["ngram"]["command"] == f"paceline serve {tiny} --drafter ngram"
+    assert found["eagle:drafter"]["command"] == f"paceline train eagle {tiny} --prompts FILE --out drafter"
+    assert all(each["pair"] is None and each["known"] == [] for each in found.values())
+    status, out, _ = cli("drafters", tiny, "--device", "cpu")
+    assert status == 0
+    assert "ngram\n  lookup in prompt and output\n  needs nothing\n  paceline serve" in out
+    assert f"paceline drafters {tiny} --measure" in out
+
+
+def test_a_directory(cli: Cli, tiny: str, tmp_path: Path) -> None:
+    for name in ("as large", "head", "medusa", "empty", "broken"):
+        (tmp_path / name).mkdir()
+    write_model(tmp_path / "as large", seed=1)
+    config = {"architectures": ["LlamaForCausalLMEagle3"], "vocab_size": 7}
+    (tmp_path / "head" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "medusa" / "config.json").write_text(json.dumps({"medusa_num_heads": 2}))
+    (tmp_path / "broken" / "config.json").write_text(json.dumps({"architectures": ["Strange"]}))
+    (tmp_path / "torn.gguf").write_bytes(b"GGUF")
+    (tmp_path / "notes.txt").write_text("nothing")
+    (tmp_path / "itself").symlink_to(tiny)
+    found = listed(cli, tiny, "--in", tmp_path)
+    mine = {words.replace(str(tmp_path), "DIR"): each for words, each in found.items() if str(tmp_path) in words}
+    assert {*mine} == {
+        "model:DIR/as large",
+        "eagle:DIR/head",
+        "medusa:DIR/medusa",
+        "model:DIR/broken",
+        "model:DIR/torn.gguf",
+    }
+    assert "M parameters: it can only lose" in mine["model:DIR/as large"]["why_not"].replace(
+        "0 M: it", "0 M parameters: it"
+    )
+    assert all(each["why_not"] and each["command"] is None for each in mine.values())
+    assert "eagle:drafter" in found, "no head here can be used"
+    status, out, _ = cli("drafters", tiny, "--device", "cpu", "--in", tmp_path)
+    assert status == 0
+    assert "cannot draft: " in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--in", "nowhere"), "--in nowhere is no directory: give one that holds models or heads"),
+        (("--drafter", "ngram"), "all drafters are listed: leave out --drafter"),
+        (("--results", "nowhere.jsonl"), "--results nowhere.jsonl is no file of `python -m peers.drafters`"),
+    ],
+)
+def test_bad_options(cli: Cli, tiny: str, words: tuple[str, ...], said: str) -> None:
+    status, _, err = cli("drafters", tiny, "--device", "cpu", *words)
+    assert status == 2
+    assert said in err
+
+
+def test_measured_pairs(cli: Cli, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    pair = {"drafter": "ngram", "verdict": "ngram helps.", "vocabulary": 1.0, "weight_bytes": 0}
+    pair |= {"kv_bytes_per_token": 0, "overlap": 0.5, "coupled": None, "temperature": 1.0}
+
+    def judge(args: Any, *, asked: dict[str, Any]) -> list[dict[str, Any]]:
+        found.update(asked)
+        return [pair]
+
+    found = asked
+    monkeypatch.setattr(drafters, "pairs_of", judge)
+    status, out, _ = cli("drafters", tiny, "--device", "cpu", "--measure")
+    assert status == 0
+    assert "  ngram helps." in out
+    assert asked["candidates"] == "suffix,ngram", "predictions and heads that do not exist have no study"
+    assert listed(cli, tiny, "--measure")["ngram"]["pair"] == pair
+
+
+def a_file(path: Path, target: str, **fields: Any) -> Path:
+    cell = {"ratio": 1.5, "ratio_interval": [1.2, 1.8], "tokens_per_step": 2.25} | fields
+    facts = {"target": target, "format": "int8", "set": "mt_bench", "drafter": "ngram", "cell": cell}
+    path.write_text("\n".join(json.dumps(each) for each in ({"benchmark": "drafters", "setup": {}}, facts)))
+    return path
+
+
+def test_stored_figures(cli: Cli, tiny: str, tmp_path: Path) -> None:
+    file = a_file(tmp_path / "a.jsonl", tiny)
+    known = listed(cli, tiny, "--results", file)["ngram"]["known"]
+    assert known == ["1.50 times plain speed [1.20, 1.80], 2.25 tokens per step on mt_bench, int8"]
+    file = a_file(tmp_path / "b.jsonl", Path(tiny).name, ratio=None, ratio_interval=None)
+    assert listed(cli, tiny, "--results", file)["ngram"]["known"] == ["2.25 tokens per step on mt_bench, int8"]
+    target: Any = SimpleNamespace(name="another", model=SimpleNamespace(path=Path("another.gguf")))
+    assert results_of(file, target) == {}
+
+
+def test_the_card_of_a_head(tmp_path: Path) -> None:
+    [said] = card_figures(SHIPPED / "smollm2")
+    assert said.startswith("tokens per round by its card: 3.11 on mt_bench, ")
+    assert card_figures(tmp_path) == ()
+
+
+def test_on_a_gpu(tiny: str) -> None:
+    target = read_target(tiny, config=EngineConfig())
+    names = [each.drafter for each in available(target, [], device="cuda", folder=None, results=None)]
+    assert names == ["suffix", "ngram", "prediction", "self", "eagle:drafter"]
+
+
+def test_layers_in_the_checkpoint(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    config = tmp_path / "config.json"
+    target = read_target(str(tmp_path), config=EngineConfig())
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_nextn_predict_layers": 1}))
+    [found] = module._in_checkpoint(target)
+    assert (found.drafter, found.needs) == ("mtp", "its 1 MTP layers")
+    assert (found.command is None) == (found.why_not is not None)
+
+
+def test_another_vocabulary_is_named(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bridge is said with what both have in common; on a GPU it cannot draft."""
+    write_model(tmp_path, special=("<|end|>", "<|im_start|>", "<|im_end|>", "<|more|>"))
+    monkeypatch.setattr(module, "_problem", lambda made, target, device: None)
+    target = read_target(tiny, config=EngineConfig())
+    words = f"model:{tmp_path}"
+    made = module._judged(words, "here", target, "cpu")
+    assert "another vocabulary, 256 tokens in common" in made.needs
+    assert made.vocabulary is not None
+    assert made.vocabulary < 1
+    monkeypatch.undo()
+    sizes: Any = SimpleNamespace(parts=[SimpleNamespace(parameters=9)])
+    small: Any = SimpleNamespace(model=SimpleNamespace(parts=[]), on_device=None)
+    assert "run on a CPU only" in str(module._problem(small, sizes, "cuda"))
+    assert module._problem(small, sizes, "cpu") is None
