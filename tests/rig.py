@@ -11,6 +11,8 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.eagle.drafter import EagleDrafter
 from paceline.drafters.eagle.on_device import drafter_of_head
 from paceline.drafters.guard import Guard
+from paceline.drafters.layers.drafter import drafter_of as first_layers
+from paceline.drafters.layers.drafter import drafter_on as layers_of
 from paceline.drafters.medusa import MedusaDrafter, MedusaOnDevice
 from paceline.drafters.model import ModelDrafter, ModelOnDevice
 from paceline.drafters.ngram import LookupOnDevice, NgramDrafter
@@ -149,6 +151,13 @@ class PortfolioMade:
         return PortfolioDrafter([Guard(each, vocab_size=context.vocab_size, timeout=60.0) for each in made])
 
 
+def early_layers(context: BuildContext, backend: str) -> Drafter:
+    """The first of the target's two layers; the toy has none, and drafts with a noisy copy on its KV memory."""
+    if isinstance(context.target, ToyForward):
+        return layers_of(Itself().forward(context.target), context)
+    return first_layers(context, 1)
+
+
 def always(drafter: Drafter) -> Made:
     return lambda context, backend: drafter
 
@@ -182,6 +191,7 @@ RIGS: Mapping[str, Mapping[str, Made]] = {
     "prediction": {"prediction": lambda context, backend: PredictionDrafter()},
     "medusa": {"medusa": MedusaMade(), "medusa-hesitant": MedusaMade(min_confidence=0.02)},
     "self": {},  # a device's alone: see DEVICE_RIGS
+    "layers": {"layers": early_layers},
     "portfolio": {
         "portfolio": PortfolioMade((lambda context, backend: SuffixDrafter(load_library()), EagleMade())),
         "portfolio-model": PortfolioMade((lambda context, backend: NgramDrafter(), model_drafter(NOISY))),

@@ -85,6 +85,8 @@ class Drafter(ABC):
     ends_drafts: bool = False  # sets draft lengths itself, by `Ask.price`; False: the engine does, by past acceptance
     weighs_cost: bool = False  # decides itself whether a draft pays; True: the engine never pauses it for its cost
     needs_prediction: bool = False  # drafts only for requests with a prediction, and before their other drafter
+    shares_kv: bool = False  # drafts on the target's KV memory: it must hold all committed tokens but the last one
+    unfit: str | None = None  # why its drafts cannot pay here, so that it is never asked; None: they may
     taps: Sequence[int] = ()  # places of the target whose hidden states it reads (`kernels.base`): a FeatureDrafter
 
     def start(self, key: int, lane: int, tokens: np.ndarray) -> None:

@@ -46,7 +46,7 @@ class Guard:
     def __init__(self, drafter: Drafter, *, vocab_size: int, timeout: float) -> None:
         self.name = drafter.name
         self.max_draft = drafter.max_draft
-        self.out: str | None = None  # why this drafter is no longer asked
+        self.out: str | None = drafter.unfit  # why this drafter is no longer asked
         self.fault: str | None = None  # what it did wrong when it last failed; None: it never failed
         self.memory: Callable[[], int] | None = None  # bytes of this process; None: nobody watches the memory
         self.grown = 0  # bytes by which the process grew within calls of this drafter, while its memory is watched
@@ -60,6 +60,7 @@ class Guard:
         )
         self._lost: deque[Any] = deque()  # results of `feed`, which a thread may add to
         self.taps = drafter.taps
+        self.shares_kv = drafter.shares_kv
         self.ends_drafts = drafter.ends_drafts
         self.weighs_cost = drafter.weighs_cost
         self.needs_prediction = drafter.needs_prediction

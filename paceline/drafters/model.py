@@ -2,6 +2,8 @@
 
 It keeps its own KV memory under the target's page ids, so one page table serves both and a page that comes back from
 the prefix cache may still hold this drafter's keys and values. A `Follower` tells how far it has read each sequence.
+A part or a copy of the target may share its KV memory instead. It reads what the target has computed, writes behind
+that, and verification writes over it.
 The first pass of a round reads the missing tokens: the prompt in chunks at the beginning, later the bonus token, and
 after a fully accepted draft also the draft's last token. Every further pass reads one drafted token.
 A compiled model drafts in one call, and doubtful tokens may have siblings in the draft (`drafters.tree_drafting`).
@@ -35,7 +37,7 @@ from paceline.drafters.tree_drafting import Thresholds, TreeDrafting, is_simple
 from paceline.errors import InvalidRequest, VocabularyMismatch
 from paceline.kernels.base import Batch, Forward, Output
 from paceline.kernels.cpu.abi import WIDTH_MAX
-from paceline.kv.following import Follower, Reader
+from paceline.kv.following import Follower, OnTargetsMemory, Reader
 from paceline.kv.pages import PagePool
 from paceline.models.weights import Format, Progress
 from paceline.runner.batch import Share, build_batch
@@ -59,7 +61,7 @@ GPU_FORMAT: Format = "fp8"
 
 @dataclass(slots=True)
 class _State:
-    follower: Follower  # committed positions whose keys and values this drafter has
+    follower: Follower | OnTargetsMemory  # committed positions whose keys and values this drafter has
     draft: Draft = EMPTY  # draft that has not been observed
 
 
@@ -71,21 +73,25 @@ class ModelDrafter(Drafter):
         forward: Forward,
         *,
         lanes: Lanes,
-        pool: PagePool,
+        pool: PagePool | None,
         vocab_size: int,
         chunk: int,
+        name: str = "model",
         max_draft: int = 8,
         branches: int = 2,
         min_confidence: float | None = None,
     ) -> None:
-        """`vocab_size`: the target's. `chunk`: most rows in the first pass of a round. `branches`: tokens of a compiled
-        model that may follow one. A draft ends early once the probability that all of it is right falls below
-        `min_confidence`; None: once one more token does not pay. A request's `p_min` replaces either."""
+        """`pool` None: `forward` shares the target's KV memory. `vocab_size`: the target's. `chunk`: most rows in the
+        first pass of a round. `branches`: tokens of a compiled model that may follow one. A draft ends early once the
+        probability that all of it is right falls below `min_confidence`; None: once one more token does not pay. A
+        request's `p_min` replaces either."""
         if max_draft < 1 or not (min_confidence is None or 0 <= min_confidence <= 1):
             raise InvalidRequest(f"max_draft {max_draft} must be at least 1, min_confidence {min_confidence} in [0, 1]")
         if not 1 <= branches <= WIDTH_MAX:
             raise InvalidRequest(f"branches {branches} must be 1, for chains, to {WIDTH_MAX}")
+        self.name = name
         self.max_draft = max_draft
+        self.shares_kv = pool is None
         self.ends_drafts = min_confidence is None  # with a fixed one, drafts do not follow prices
         self.forward = forward
         self._thresholds = Thresholds(min_confidence, next_acceptance=OF_MODEL.child_acceptance)
@@ -93,7 +99,7 @@ class ModelDrafter(Drafter):
         self._vocab_size = vocab_size
         self._chunk = chunk
         self._states: dict[int, _State] = {}
-        self._reader = Reader(pool)
+        self._reader = OnTargetsMemory() if pool is None else Reader(pool)
         self._trees = None
         if isinstance(forward, CompiledForward):
             ids = torch.arange(forward.vocab_size, dtype=torch.int32).clamp(max=vocab_size - 1)

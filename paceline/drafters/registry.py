@@ -9,6 +9,7 @@
     medusa:PATH                    Medusa heads trained for the target: a directory or a hub id
     prediction                     the text that a request predicts; always there, and first where a request has one
     self, self:int4                on a GPU: the target itself in fewer bits (fp8, int8 or int4), on its own KV memory
+    layers:N, layers:auto          on a CPU: the target's own first layers, on its KV memory
     portfolio                      on a CPU: all other drafters that are loaded; there by itself where they are several
     mine, mine:whatever            your own kind, after `register("mine", …)`
     theirs, theirs:whatever        a kind of another installed package, by its entry point in `paceline.drafters`
@@ -25,7 +26,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline import plugins
-from paceline.drafters import eagle, medusa, model, ngram, portfolio, prediction, self_copy, suffix
+from paceline.drafters import eagle, layers, medusa, model, ngram, portfolio, prediction, self_copy, suffix
 from paceline.drafters.base import Drafter
 from paceline.drafters.recipe import BuildContext as BuildContext
 from paceline.drafters.recipe import DrafterKind, MakeRecipe, OnGpu
@@ -48,6 +49,7 @@ REGISTRY: dict[str, DrafterKind] = {
     medusa.MedusaDrafter.name: DrafterKind(medusa.recipe, on_gpu="device", computes=True),
     prediction.PredictionDrafter.name: DrafterKind(prediction.recipe, on_gpu="device"),
     self_copy.NAME: DrafterKind(self_copy.recipe, on_gpu="device"),
+    layers.NAME: DrafterKind(layers.recipe, computes=True),
     portfolio.PortfolioDrafter.name: DrafterKind(portfolio.recipe),
 }
 

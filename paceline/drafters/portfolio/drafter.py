@@ -63,6 +63,7 @@ class PortfolioDrafter(FeatureDrafter):
         assert guards, "a portfolio has members"
         self.members = [Member(guard, clock=clock) for guard in guards]
         self.max_draft = max(guard.max_draft for guard in guards)
+        self.shares_kv = any(guard.shares_kv for guard in guards)
         self.taps = sorted({tap for guard in guards for tap in guard.taps})
         # place of each member that reads hidden states, and what selects its taps
         self._readers = [(i, columns(guard.taps, self.taps)) for i, guard in enumerate(guards) if guard.taps]
