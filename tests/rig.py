@@ -23,9 +23,11 @@ from paceline.drafters.suffix import SuffixDrafter
 from paceline.engine.engine import Engine
 from paceline.kernels.base import Forward
 from paceline.kernels.cpu.build import load_library
+from paceline.kernels.quant import GROUP, quantise
 from paceline.kv.cache import KVCache
 from paceline.models.heads import EagleHead
 from paceline.runner.forwards.compiled import CompiledForward
+from paceline.runner.forwards.decoder_pack import pack_decoder
 from paceline.runner.forwards.torch import TorchForward
 from paceline.runner.heads.compiled import CompiledHead
 from paceline.runner.heads.medusa import CompiledMedusa, TorchMedusa
@@ -158,6 +160,27 @@ def early_layers(context: BuildContext, backend: str) -> Drafter:
     return first_layers(context, 1)
 
 
+def itself(context: BuildContext, backend: str) -> Drafter:
+    """The target in fewer bits, or with some noise, on its KV memory."""
+    target = context.target
+    if isinstance(target, CompiledForward):
+        matrices = {name: w for name, w in TARGET.weights.items() if name.startswith("layers.") and w.dim() == 2}
+        pack = pack_decoder({name: quantise(w, bits=4, group=GROUP) for name, w in matrices.items()}, threads=1)
+        pack.complete(target.pack)
+        copy: Forward = target.with_kv(target.config, pack)
+    else:
+        copy = Itself().forward(target)
+    return ModelDrafter(
+        copy,
+        lanes=context.lanes,
+        pool=None,
+        vocab_size=context.vocab_size,
+        chunk=context.max_step_tokens,
+        name="self",
+        min_confidence=0.0,
+    )
+
+
 def always(drafter: Drafter) -> Made:
     return lambda context, backend: drafter
 
@@ -190,7 +213,7 @@ RIGS: Mapping[str, Mapping[str, Made]] = {
     },
     "prediction": {"prediction": lambda context, backend: PredictionDrafter()},
     "medusa": {"medusa": MedusaMade(), "medusa-hesitant": MedusaMade(min_confidence=0.02)},
-    "self": {},  # a device's alone: see DEVICE_RIGS
+    "self": {"self-on-host": itself},  # and on a device: see SELF
     "layers": {"layers": early_layers},
     "portfolio": {
         "portfolio": PortfolioMade((lambda context, backend: SuffixDrafter(load_library()), EagleMade())),

@@ -19,10 +19,10 @@ is a chain, token by token. Tokens that do not pay are not drafted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -243,6 +243,11 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
         logger.warning(
             "min_confidence of %s ends no draft on a GPU, where all sequences of a round draft together", name
         )
+    return recipe_of(ready, target, given)
+
+
+def recipe_of(ready: ReadyModel, target: ReadyModel, given: Mapping[str, Any], *, kind: str = "model") -> Recipe:
+    """Make the recipe of a model with KV memory of its own."""
 
     def build(context: BuildContext) -> Drafter:
         forward = ready.forward(
@@ -254,6 +259,7 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
             pool=context.pool,
             vocab_size=context.vocab_size,
             chunk=context.max_step_tokens,
+            name=kind,
             **given,
         )
 
@@ -262,7 +268,7 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
         return ModelOnDevice(built.forward)
 
     return Recipe(
-        name=ModelDrafter.name,
+        name=kind,
         build=build,
         how=ready.why,
         page_bytes=ready.page_bytes,

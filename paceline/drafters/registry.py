@@ -8,7 +8,7 @@
     eagle:PATH, eagle:smollm2      an EAGLE-3 head trained for the target: a directory, a hub id, or a shipped one
     medusa:PATH                    Medusa heads trained for the target: a directory or a hub id
     prediction                     the text that a request predicts; always there, and first where a request has one
-    self, self:int4                on a GPU: the target itself in fewer bits (fp8, int8 or int4), on its own KV memory
+    self, self:int4                the target itself in fewer bits (int8 or int4, on a GPU fp8, too), on its KV memory
     layers:N, layers:auto          on a CPU: the target's own first layers, on its KV memory
     portfolio                      on a CPU: all other drafters that are loaded; there by itself where they are several
     mine, mine:whatever            your own kind, after `register("mine", …)`
@@ -48,7 +48,7 @@ REGISTRY: dict[str, DrafterKind] = {
     eagle.EagleDrafter.name: DrafterKind(eagle.recipe, on_gpu="device", computes=True),
     medusa.MedusaDrafter.name: DrafterKind(medusa.recipe, on_gpu="device", computes=True),
     prediction.PredictionDrafter.name: DrafterKind(prediction.recipe, on_gpu="device"),
-    self_copy.NAME: DrafterKind(self_copy.recipe, on_gpu="device"),
+    self_copy.NAME: DrafterKind(self_copy.recipe, on_gpu="device", computes=True),
     layers.NAME: DrafterKind(layers.recipe, computes=True),
     portfolio.PortfolioDrafter.name: DrafterKind(portfolio.recipe),
 }

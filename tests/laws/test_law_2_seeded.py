@@ -17,7 +17,7 @@ from tests.tiny_models import BACKENDS
 
 ON_A_DEVICE = [*((name, "toy") for name in (*DEVICE_RIGS, *SELF)), ("self", "eager")]
 ON_A_DEVICE += under_law.usual_first(*DEVICE_RIGS, backend="compiled")
-WITH_PROBS = {*RIGS["model"], *RIGS["eagle"], *RIGS["portfolio"], *RIGS["layers"], "sure-chain"}
+WITH_PROBS = {*RIGS["model"], *RIGS["eagle"], *RIGS["portfolio"], *RIGS["layers"], *RIGS["self"], "sure-chain"}
 
 
 def rules_for(name: str) -> tuple[Rule, ...]:

@@ -21,7 +21,7 @@ from tests.rig import DEVICE_RIGS, RIGS, SELF, Rig, build
 from tests.runs import Key, Run, Told, run, tokens_of
 from tests.tiny_models import BACKENDS, CONTEXT, TARGET
 
-WALKS = ("chain", "tree", "bushy-tree", "noisy", "layers")
+WALKS = ("chain", "tree", "bushy-tree", "noisy", "layers", "self-on-host")
 
 
 @functools.cache
