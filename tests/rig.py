@@ -19,6 +19,7 @@ from paceline.drafters.ngram import LookupOnDevice, NgramDrafter
 from paceline.drafters.portfolio import PortfolioDrafter
 from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.recipe import BuildContext
+from paceline.drafters.recycling import RecyclingDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engine.engine import Engine
 from paceline.kernels.base import Forward
@@ -215,6 +216,7 @@ RIGS: Mapping[str, Mapping[str, Made]] = {
     "medusa": {"medusa": MedusaMade(), "medusa-hesitant": MedusaMade(min_confidence=0.02)},
     "self": {"self-on-host": itself},  # and on a device: see SELF
     "layers": {"layers": early_layers},
+    "recycling": {"recycling": lambda context, backend: RecyclingDrafter(vocab_size=context.vocab_size)},
     "portfolio": {
         "portfolio": PortfolioMade((lambda context, backend: SuffixDrafter(load_library()), EagleMade())),
         "portfolio-model": PortfolioMade((lambda context, backend: NgramDrafter(), model_drafter(NOISY))),

@@ -24,7 +24,7 @@ import numpy as np
 from torch import Tensor
 
 from paceline.draft import EMPTY, Draft
-from paceline.drafters.base import Ask, Drafter, Ended, FeatureDrafter, Seen
+from paceline.drafters.base import Ask, Drafter, Ended, FeatureDrafter, Seen, Verified
 from paceline.types import Off
 
 logger = logging.getLogger(__name__)
@@ -61,6 +61,7 @@ class Guard:
         self._lost: deque[Any] = deque()  # results of `feed`, which a thread may add to
         self.taps = drafter.taps
         self.shares_kv = drafter.shares_kv
+        self.hears_logits = drafter.hears_logits
         self.ends_drafts = drafter.ends_drafts
         self.weighs_cost = drafter.weighs_cost
         self.needs_prediction = drafter.needs_prediction
@@ -132,6 +133,10 @@ class Guard:
             given = self._lost.popleft()
             lost |= given if isinstance(given, dict) else {}
         return lost
+
+    def hear(self, verified: Sequence[Verified]) -> None:
+        """Tell what the target said, and wait: the logits are those of the next pass afterwards."""
+        self._call(self._drafter.hear, verified)
 
     def knows(self, page: int, *, wait: bool = True) -> bool:
         """Return False where hidden states of this page must be computed again; a drafter that is out needs none.

@@ -10,6 +10,7 @@
     prediction                     the text that a request predicts; always there, and first where a request has one
     self, self:int4                the target itself in fewer bits (int8 or int4, on a GPU fp8, too), on its KV memory
     layers:N, layers:auto          on a CPU: the target's own first layers, on its KV memory
+    recycling                      on a CPU: the target's own likeliest tokens after each token, from earlier rows
     portfolio                      on a CPU: all other drafters that are loaded; there by itself where they are several
     mine, mine:whatever            your own kind, after `register("mine", …)`
     theirs, theirs:whatever        a kind of another installed package, by its entry point in `paceline.drafters`
@@ -26,7 +27,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline import plugins
-from paceline.drafters import eagle, layers, medusa, model, ngram, portfolio, prediction, self_copy, suffix
+from paceline.drafters import eagle, layers, medusa, model, ngram, portfolio, prediction, recycling, self_copy, suffix
 from paceline.drafters.base import Drafter
 from paceline.drafters.recipe import BuildContext as BuildContext
 from paceline.drafters.recipe import DrafterKind, MakeRecipe, OnGpu
@@ -50,6 +51,7 @@ REGISTRY: dict[str, DrafterKind] = {
     prediction.PredictionDrafter.name: DrafterKind(prediction.recipe, on_gpu="device"),
     self_copy.NAME: DrafterKind(self_copy.recipe, on_gpu="device", computes=True),
     layers.NAME: DrafterKind(layers.recipe, computes=True),
+    recycling.NAME: DrafterKind(recycling.recipe),
     portfolio.PortfolioDrafter.name: DrafterKind(portfolio.recipe),
 }
 
