@@ -13,6 +13,7 @@ from paceline.drafters.eagle.on_device import drafter_of_head
 from paceline.drafters.guard import Guard
 from paceline.drafters.layers.drafter import drafter_of as first_layers
 from paceline.drafters.layers.drafter import drafter_on as layers_of
+from paceline.drafters.lookahead import LookaheadDrafter
 from paceline.drafters.medusa import MedusaDrafter, MedusaOnDevice
 from paceline.drafters.model import ModelDrafter, ModelOnDevice
 from paceline.drafters.ngram import LookupOnDevice, NgramDrafter
@@ -216,6 +217,7 @@ RIGS: Mapping[str, Mapping[str, Made]] = {
     "medusa": {"medusa": MedusaMade(), "medusa-hesitant": MedusaMade(min_confidence=0.02)},
     "self": {"self-on-host": itself},  # and on a device: see SELF
     "layers": {"layers": early_layers},
+    "lookahead": {"lookahead": lambda context, backend: LookaheadDrafter()},
     "recycling": {"recycling": lambda context, backend: RecyclingDrafter(vocab_size=context.vocab_size)},
     "portfolio": {
         "portfolio": PortfolioMade((lambda context, backend: SuffixDrafter(load_library()), EagleMade())),

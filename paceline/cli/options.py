@@ -91,9 +91,9 @@ def add_model_options(parser: ArgumentParser, *, default_target: str | None = No
         action="append",
         metavar="DRAFTER",
         help="ngram, ngram:min_ngram=1, suffix, a model, eagle:PATH, medusa:PATH, self:int4, layers:auto, recycling, "
-        "one of another installed package, or none; may be given several times: on a CPU the portfolio of all drafts, "
-        "with suffix beside a head or a model, on a GPU the first one (default: the head of the model, with suffix on "
-        "a CPU, with ngram on a GPU)",
+        "lookahead, one of another installed package, or none; may be given several times: on a CPU the portfolio of "
+        "all drafts, with suffix beside a head or a model, on a GPU the first one (default: the head of the model, "
+        "with suffix on a CPU, with ngram on a GPU)",
     )
     parser.add_argument("--format", default="auto", metavar="FORMAT", help=f"of the weights: {', '.join(FORMATS)}")
     parser.add_argument(
