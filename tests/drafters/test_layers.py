@@ -239,3 +239,15 @@ def test_in_one_round_a_draft_begins_behind_the_last_committed_token() -> None:
 
     run(build("toy", {"layers": make}), under_law.requests("greedy", (under_law.LOSSLESS[0],)))
     assert set(rows) == {1}
+
+
+def test_a_draft_is_right_up_to_its_first_wrong_token() -> None:
+    texts = Texts(quiet_second_layer(), PROMPTS[:1], new=6)
+    said = texts.lanes.tokens_np[0, texts.starts[0] + 1 : texts.starts[0] + 7].copy()
+    said[[0, 2, 4]] += 1  # wrong, right, wrong, right …
+
+    def every_second(batch: Any) -> Any:
+        return SimpleNamespace(argmax=torch.from_numpy(said))
+
+    assert texts.accepted(every_second, 1) == pytest.approx(3 / 6)  # type: ignore[arg-type]
+    assert texts.accepted(every_second, 2) == pytest.approx(2 / 5)  # type: ignore[arg-type]
