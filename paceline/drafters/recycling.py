@@ -9,7 +9,7 @@ successors, and so on, the likeliest first. How likely a successor of each rank 
                      │     └── is
                      └─ dog ── is
 
-Nothing is trained and nothing is computed. Every `cache_salt` has a table of its own, of which the latest used are
+Nothing is trained and nothing is computed. Every salt of requests has a table of its own, of which the latest used are
 kept. Logits stay on a GPU, so only the host's steps fill a table: a CPU runs this drafter.
 """
 
