@@ -13,20 +13,26 @@ from paceline.drafters.bridge import BridgedDrafter
 from paceline.drafters.eagle.drafter import EagleDrafter
 from paceline.drafters.eagle.on_device import drafter_of_head
 from paceline.drafters.guard import Guard
+from paceline.drafters.layers.drafter import drafter_of as first_layers
+from paceline.drafters.layers.drafter import drafter_on as layers_of
+from paceline.drafters.lookahead import LookaheadDrafter
 from paceline.drafters.medusa import MedusaDrafter, MedusaOnDevice
 from paceline.drafters.model import ModelDrafter, ModelOnDevice
 from paceline.drafters.ngram import LookupOnDevice, NgramDrafter
 from paceline.drafters.portfolio import PortfolioDrafter
 from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.recipe import BuildContext
+from paceline.drafters.recycling import RecyclingDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engine.engine import Engine
 from paceline.kernels.base import Forward
 from paceline.kernels.cpu.build import load_library
+from paceline.kernels.quant import GROUP, quantise
 from paceline.kv.cache import KVCache
 from paceline.models.block_config import Markov
 from paceline.models.heads import EagleHead
 from paceline.runner.forwards.compiled import CompiledForward
+from paceline.runner.forwards.decoder_pack import pack_decoder
 from paceline.runner.forwards.torch import TorchForward
 from paceline.runner.heads.block import TorchBlock
 from paceline.runner.heads.compiled import CompiledHead
@@ -216,6 +222,34 @@ class PortfolioMade:
         return PortfolioDrafter([Guard(each, vocab_size=context.vocab_size, timeout=60.0) for each in made])
 
 
+def early_layers(context: BuildContext, backend: str) -> Drafter:
+    """The first of the target's two layers; the toy has none, and drafts with a noisy copy on its KV memory."""
+    if isinstance(context.target, ToyForward):
+        return layers_of(Itself().forward(context.target), context)
+    return first_layers(context, 1)
+
+
+def itself(context: BuildContext, backend: str) -> Drafter:
+    """The target in fewer bits, or with some noise, on its KV memory."""
+    target = context.target
+    if isinstance(target, CompiledForward):
+        matrices = {name: w for name, w in TARGET.weights.items() if name.startswith("layers.") and w.dim() == 2}
+        pack = pack_decoder({name: quantise(w, bits=4, group=GROUP) for name, w in matrices.items()}, threads=1)
+        pack.complete(target.pack)
+        copy: Forward = target.with_kv(target.config, pack)
+    else:
+        copy = Itself().forward(target)
+    return ModelDrafter(
+        copy,
+        lanes=context.lanes,
+        pool=None,
+        vocab_size=context.vocab_size,
+        chunk=context.max_step_tokens,
+        name="self",
+        min_confidence=0.0,
+    )
+
+
 def always(drafter: Drafter) -> Made:
     return lambda context, backend: drafter
 
@@ -256,7 +290,10 @@ RIGS: Mapping[str, Mapping[str, Made]] = {
     "mtp": {"mtp": EagleMade(taps=(2,), network="MTP", name="mtp")},
     "prediction": {"prediction": lambda context, backend: PredictionDrafter()},
     "medusa": {"medusa": MedusaMade(), "medusa-hesitant": MedusaMade(min_confidence=0.02)},
-    "self": {},  # a device's alone: see DEVICE_RIGS
+    "self": {"self-on-host": itself},  # and on a device: see SELF
+    "layers": {"layers": early_layers},
+    "lookahead": {"lookahead": lambda context, backend: LookaheadDrafter()},
+    "recycling": {"recycling": lambda context, backend: RecyclingDrafter(vocab_size=context.vocab_size)},
     "portfolio": {
         "portfolio": PortfolioMade((lambda context, backend: SuffixDrafter(load_library()), EagleMade())),
         "portfolio-model": PortfolioMade((lambda context, backend: NgramDrafter(), model_drafter(NOISY))),

@@ -90,10 +90,10 @@ def add_model_options(parser: ArgumentParser, *, default_target: str | None = No
         "--drafter",
         action="append",
         metavar="DRAFTER",
-        help="ngram, ngram:min_ngram=1, suffix, a model, eagle:PATH, block:PATH, mtp, mtp:PATH, medusa:PATH, one of "
-        "another installed package, or none; may be given several times: on a CPU the portfolio of all drafts, with "
-        "suffix beside a head or a model, on a GPU the first one (default: the model's head, with suffix on a CPU, "
-        "with ngram on a GPU)",
+        help="ngram, ngram:min_ngram=1, suffix, a model, eagle:PATH, block:PATH, mtp, mtp:PATH, medusa:PATH, "
+        "self:int4, layers:auto, recycling, lookahead, one of another installed package, or none; may be given several "
+        "times: on a CPU the portfolio of all drafts, with suffix beside a head or a model, on a GPU the first one "
+        "(default: the model's head, with suffix on a CPU, with ngram on a GPU)",
     )
     parser.add_argument("--format", default="auto", metavar="FORMAT", help=f"of the weights: {', '.join(FORMATS)}")
     parser.add_argument(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.draft import EMPTY, Draft
-    from paceline.drafters.base import Ask, Drafter, Ended, FeatureDrafter, Seen
+    from paceline.drafters.base import Ask, Drafter, Ended, FeatureDrafter, Seen, Verified
     from paceline.drafters.options import parse_options
     from paceline.drafters.recipe import BuildContext, DrafterKind, Recipe
     from paceline.drafters.registry import register
@@ -34,13 +34,14 @@ __all__ = [
     "ReadyModel",
     "Recipe",
     "Seen",
+    "Verified",
     "parse_options",
     "register",
 ]
 
 _HOMES = {
     "paceline.draft": ("EMPTY", "Draft"),
-    "paceline.drafters.base": ("Ask", "Drafter", "Ended", "FeatureDrafter", "Seen"),
+    "paceline.drafters.base": ("Ask", "Drafter", "Ended", "FeatureDrafter", "Seen", "Verified"),
     "paceline.drafters.options": ("parse_options",),
     "paceline.drafters.recipe": ("BuildContext", "DrafterKind", "Recipe"),
     "paceline.drafters.registry": ("register",),

@@ -5,7 +5,7 @@ nothing of queues, and it never sees a token before the target has committed it.
 
 The calls for one sequence come in this order, all on one thread:
 
-    start   propose (observe)   propose (observe)   …   (learn) stop
+    start   propose (observe) (hear)   propose (observe) (hear)   …   (learn) stop
 
 Beside a target on a GPU a step is in flight while the drafter is asked. Then a draft is asked for before the draft
 before it has been observed, and it must be longer: the step in flight commits the first tokens of it, if they are
@@ -76,6 +76,17 @@ class Seen(NamedTuple):
     rows: Sequence[int]  # rows of the step's hidden states, one for each position
 
 
+class Verified(NamedTuple):
+    """What the target said in a step of one sequence: after its last token, and after each drafted one."""
+
+    key: int
+    salt: str  # only requests with the same one may share what a drafter remembers
+    token: int  # last committed token before the step
+    draft: Draft  # that was verified, whoever drafted it
+    logits: Tensor  # float32 [1 + len(draft), vocab] before any sampling parameter, valid only during the call
+    best: Sequence[int]  # likeliest token of each row
+
+
 class Drafter(ABC):
     """A drafter that runs on the host. Derive from it, give it a `name`, and write `propose`."""
 
@@ -85,6 +96,9 @@ class Drafter(ABC):
     ends_drafts: bool = False  # sets draft lengths itself, by `Ask.price`; False: the engine does, by past acceptance
     weighs_cost: bool = False  # decides itself whether a draft pays; True: the engine never pauses it for its cost
     needs_prediction: bool = False  # drafts only for requests with a prediction, and before their other drafter
+    shares_kv: bool = False  # drafts on the target's KV memory: it must hold all committed tokens but the last one
+    unfit: str | None = None  # why its drafts cannot pay here, so that it is never asked; None: they may
+    hears_logits: bool = False  # hears what the target said after each step of its sequences; only on the host
     taps: Sequence[int] = ()  # places of the target whose hidden states it reads (`kernels.base`): a FeatureDrafter
 
     def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
@@ -101,6 +115,11 @@ class Drafter(ABC):
         Called after the step that verified a draft of this drafter, unless the draft was empty or dropped, or the
         sequence ended with it. Tokens that were committed otherwise (plain steps, another drafter's drafts, a grammar
         that left no choice) are not announced: the next ask shows them."""
+        return
+
+    def hear(self, verified: Sequence[Verified]) -> None:
+        """Hear what the target said in a step, if it `hears_logits`. Called after `observe`, drafted or not, but for
+        sequences that ended with the step. Not beside a GPU: logits stay there."""
         return
 
     def learn(self, ended: Ended) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 from torch import Tensor
 
 from paceline.draft import EMPTY, Draft
-from paceline.drafters.base import Ask, Drafter, Ended, FeatureDrafter, Seen
+from paceline.drafters.base import Ask, Drafter, Ended, FeatureDrafter, Seen, Verified
 from paceline.types import Off
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Guard:
     def __init__(self, drafter: Drafter, *, vocab_size: int, timeout: float) -> None:
         self.name = drafter.name
         self.max_draft = drafter.max_draft
-        self.out: str | None = None  # why this drafter is no longer asked
+        self.out: str | None = drafter.unfit  # why this drafter is no longer asked
         self.fault: str | None = None  # what it did wrong when it last failed; None: it never failed
         self.memory: Callable[[], int] | None = None  # bytes of this process; None: nobody watches the memory
         self.grown = 0  # bytes by which the process grew within calls of this drafter, while its memory is watched
@@ -60,6 +60,8 @@ class Guard:
         )
         self._lost: deque[Any] = deque()  # results of `feed`, which a thread may add to
         self.taps = drafter.taps
+        self.shares_kv = drafter.shares_kv
+        self.hears_logits = drafter.hears_logits
         self.ends_drafts = drafter.ends_drafts
         self.weighs_cost = drafter.weighs_cost
         self.needs_prediction = drafter.needs_prediction
@@ -131,6 +133,10 @@ class Guard:
             given = self._lost.popleft()
             lost |= given if isinstance(given, dict) else {}
         return lost
+
+    def hear(self, verified: Sequence[Verified]) -> None:
+        """Tell what the target said, and wait: the logits are those of the next pass afterwards."""
+        self._call(self._drafter.hear, verified)
 
     def knows(self, page: int, *, wait: bool = True) -> bool:
         """Return False where hidden states of this page must be computed again; a drafter that is out needs none.

@@ -2,6 +2,8 @@
 
 It keeps its own KV memory under the target's page ids, so one page table serves both and a page that comes back from
 the prefix cache may still hold this drafter's keys and values. A `Follower` tells how far it has read each sequence.
+A part or a copy of the target may share its KV memory instead. It reads what the target has computed, writes behind
+that, and verification writes over it.
 The first pass of a round reads the missing tokens: the prompt in chunks at the beginning, later the bonus token, and
 after a fully accepted draft also the draft's last token. Every further pass reads one drafted token.
 A compiled model drafts in one call, and doubtful tokens may have siblings in the draft (`drafters.tree_drafting`).
@@ -17,10 +19,10 @@ is a chain, token by token. Tokens that do not pay are not drafted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -37,7 +39,7 @@ from paceline.drafters.tree_drafting import Thresholds, TreeDrafting, is_simple
 from paceline.errors import InvalidRequest
 from paceline.kernels.base import Batch, Forward, Output
 from paceline.kernels.cpu.abi import WIDTH_MAX
-from paceline.kv.following import Follower, Reader
+from paceline.kv.following import Follower, OnTargetsMemory, Reader
 from paceline.kv.pages import PagePool
 from paceline.models.weights import Format, Progress
 from paceline.runner.batch import Share, build_batch
@@ -60,7 +62,7 @@ GPU_FORMAT: Format = "fp8"
 
 @dataclass(slots=True)
 class _State:
-    follower: Follower  # committed positions whose keys and values this drafter has
+    follower: Follower | OnTargetsMemory  # committed positions whose keys and values this drafter has
     draft: Draft = EMPTY  # draft that has not been observed
 
 
@@ -72,21 +74,25 @@ class ModelDrafter(Drafter):
         forward: Forward,
         *,
         lanes: Lanes,
-        pool: PagePool,
+        pool: PagePool | None,
         vocab_size: int,
         chunk: int,
+        name: str = "model",
         max_draft: int = 8,
         branches: int = 2,
         min_confidence: float | None = None,
     ) -> None:
-        """`vocab_size`: the target's. `chunk`: most rows in the first pass of a round. `branches`: tokens of a compiled
-        model that may follow one. A draft ends early once the probability that all of it is right falls below
-        `min_confidence`; None: once one more token does not pay. A request's `p_min` replaces either."""
+        """`pool` None: `forward` shares the target's KV memory. `vocab_size`: the target's. `chunk`: most rows in the
+        first pass of a round. `branches`: tokens of a compiled model that may follow one. A draft ends early once the
+        probability that all of it is right falls below `min_confidence`; None: once one more token does not pay. A
+        request's `p_min` replaces either."""
         if max_draft < 1 or not (min_confidence is None or 0 <= min_confidence <= 1):
             raise InvalidRequest(f"max_draft {max_draft} must be at least 1, min_confidence {min_confidence} in [0, 1]")
         if not 1 <= branches <= WIDTH_MAX:
             raise InvalidRequest(f"branches {branches} must be 1, for chains, to {WIDTH_MAX}")
+        self.name = name
         self.max_draft = max_draft
+        self.shares_kv = pool is None
         self.ends_drafts = min_confidence is None  # with a fixed one, drafts do not follow prices
         self.forward = forward
         self._thresholds = Thresholds(min_confidence, next_acceptance=OF_MODEL.child_acceptance)
@@ -94,7 +100,7 @@ class ModelDrafter(Drafter):
         self._vocab_size = vocab_size
         self._chunk = chunk
         self._states: dict[int, _State] = {}
-        self._reader = Reader(pool)
+        self._reader = OnTargetsMemory() if pool is None else Reader(pool)
         self._trees = None
         if isinstance(forward, CompiledForward):
             ids = torch.arange(forward.vocab_size, dtype=torch.int32).clamp(max=vocab_size - 1)
@@ -208,6 +214,11 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
         logger.warning(
             "min_confidence of %s ends no draft on a GPU, where all sequences of a round draft together", name
         )
+    return recipe_of(ready, target, given)
+
+
+def recipe_of(ready: ReadyModel, target: ReadyModel, given: Mapping[str, Any], *, kind: str = "model") -> Recipe:
+    """Make the recipe of a model with KV memory of its own."""
 
     def build(context: BuildContext) -> Drafter:
         forward = ready.forward(
@@ -219,6 +230,7 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
             pool=context.pool,
             vocab_size=context.vocab_size,
             chunk=context.max_step_tokens,
+            name=kind,
             **given,
         )
 
@@ -227,7 +239,7 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
         return ModelOnDevice(built.forward)
 
     return Recipe(
-        name=ModelDrafter.name,
+        name=kind,
         build=build,
         how=ready.why,
         page_bytes=ready.page_bytes,

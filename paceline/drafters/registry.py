@@ -10,7 +10,10 @@
     mtp, mtp:PATH                  an MTP head: that in the target's own checkpoint, or that of a directory or a hub id
     medusa:PATH                    Medusa heads trained for the target: a directory or a hub id
     prediction                     the text that a request predicts; always there, and first where a request has one
-    self, self:int4                on a GPU: the target itself in fewer bits (fp8, int8 or int4), on its own KV memory
+    self, self:int4                the target itself in fewer bits (int8 or int4, on a GPU fp8, too), on its KV memory
+    layers:N, layers:auto          on a CPU: the target's own first layers, on its KV memory
+    recycling                      on a CPU: the target's own likeliest tokens after each token, from earlier rows
+    lookahead                      on a CPU: n-grams that the target guesses beside its verification
     portfolio                      on a CPU: all other drafters that are loaded; there by itself where they are several
     mine, mine:whatever            your own kind, after `register("mine", …)`
     theirs, theirs:whatever        a kind of another installed package, by its entry point in `paceline.drafters`
@@ -27,7 +30,21 @@ from dataclasses import replace
 from typing import Any
 
 from paceline import plugins
-from paceline.drafters import block, eagle, medusa, model, mtp, ngram, portfolio, prediction, self_copy, suffix
+from paceline.drafters import (
+    block,
+    eagle,
+    layers,
+    lookahead,
+    medusa,
+    model,
+    mtp,
+    ngram,
+    portfolio,
+    prediction,
+    recycling,
+    self_copy,
+    suffix,
+)
 from paceline.drafters.base import Drafter
 from paceline.drafters.recipe import BuildContext as BuildContext
 from paceline.drafters.recipe import DrafterKind, MakeRecipe, OnGpu
@@ -59,7 +76,10 @@ REGISTRY: dict[str, DrafterKind] = {
     mtp.NAME: DrafterKind(mtp.recipe, on_gpu="device", computes=True),
     medusa.MedusaDrafter.name: DrafterKind(medusa.recipe, on_gpu="device", computes=True),
     prediction.PredictionDrafter.name: DrafterKind(prediction.recipe, on_gpu="device"),
-    self_copy.NAME: DrafterKind(self_copy.recipe, on_gpu="device"),
+    self_copy.NAME: DrafterKind(self_copy.recipe, on_gpu="device", computes=True),
+    layers.NAME: DrafterKind(layers.recipe, computes=True),
+    recycling.NAME: DrafterKind(recycling.recipe),
+    lookahead.NAME: DrafterKind(lookahead.recipe),
     portfolio.PortfolioDrafter.name: DrafterKind(portfolio.recipe),
 }
 

@@ -1,12 +1,13 @@
-"""The target as its own drafter, on a GPU: a copy of it in fewer bits that shares its KV memory.
+"""The target as its own drafter: a copy of it in fewer bits that shares its KV memory.
 
 `self`, `self:fp8`, `self:int8` or `self:int4`. The copy reads the target's keys and values and writes those of its
 guesses into the same slots; verification writes over all of them (docs/adr/0011). So it needs no pages and reads no
-prompt. Only a device runs it: on the host there is nothing to build.
+prompt. On a GPU the device runs it, and on the host there is nothing to build; `drafters.self_on_cpu` is for a CPU.
 """
 
 from __future__ import annotations
 
+from paceline.drafters import self_on_cpu
 from paceline.drafters.base import Drafter
 from paceline.drafters.model import ModelOnDevice
 from paceline.drafters.recipe import Recipe
@@ -22,14 +23,13 @@ FORMATS = ("fp8", "int8", "int4")
 
 
 def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
-    format = options or FORMATS[0]
+    known = FORMATS if target.decoder is not None else self_on_cpu.FORMATS
+    format = options or known[0]
     if format not in FORMATS:
-        raise UnknownOption(f"format of the {NAME} drafter", format, FORMATS)
+        raise UnknownOption(f"format of the {NAME} drafter", format, known)
     decoder = target.decoder
     if decoder is None:
-        raise InvalidRequest(
-            f"the self drafter shares the target's KV memory, which needs a GPU; on a CPU take model:{target.name}"
-        )
+        return self_on_cpu.recipe(NAME, format, target, progress)
     with memory_for(f"a copy of {target.name} in {format}", "take a smaller one such as self:int4, or another drafter"):
         copy = decoder.quantised(format)
     if all(mine is own for mine, own in zip(copy.matrices(), decoder.matrices(), strict=True)):

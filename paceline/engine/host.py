@@ -95,6 +95,8 @@ class HostStepper:
         self._drafters.observe(landing.works)
         if landing.output is not None and landing.output.features is not None:
             self._drafters.feed(landing.works, landing.output.features, crowded=landing.crowded)
+        if landing.output is not None and not landing.crowded:
+            self._drafters.hear(landing.works, landing.output)
 
     def start(self, sequence: Sequence) -> None:
         self._drafters.start(sequence)

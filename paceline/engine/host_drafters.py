@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.drafters.base import Ask, Ended, Seen
+from paceline.drafters.base import Ask, Ended, Seen, Verified
 from paceline.drafters.guard import Guard
 from paceline.drafters.taps import columns
 from paceline.engine.backlog import Backlog
 from paceline.engine.governor import Governor
 from paceline.engine.scheduler import Work
 from paceline.engine.sequence import Sequence
+from paceline.kernels.base import Output
 from paceline.runner.lanes import Lanes
 from paceline.runner.rounds.protocol import SPARE_OFFERED
 from paceline.types import Off, OffKind
@@ -37,6 +38,7 @@ class HostDrafters:
         self._readers: dict[int, str] = {}  # sequence → the drafter that reads its hidden states
         self._lost: dict[int, Off] = {}  # sequence → why its reader can no longer draft for it
         self._backlog = Backlog()  # states that the readers were not told of yet
+        self._hearers = {name for name, guard in guards.items() if guard.hears_logits}
         self._columns = {
             name: columns(guard.taps, taps) for name, guard in guards.items() if guard.taps
         }  # drafter → function that selects its taps from the features of all taps
@@ -44,6 +46,8 @@ class HostDrafters:
     def join(self, name: str, guard: Guard) -> None:
         """Take a drafter in between two steps. The target keeps the hidden states that it reads."""
         self.guards[name] = guard
+        if guard.hears_logits:
+            self._hearers.add(name)
         if guard.taps:
             self._columns[name] = columns(guard.taps, self._taps)
 
@@ -51,6 +55,7 @@ class HostDrafters:
         """Let a drafter go that no sequence uses any more."""
         assert name not in self._readers.values(), f"a sequence still feeds {name}"
         del self.guards[name]
+        self._hearers.discard(name)
         self._columns.pop(name, None)
 
     def start(self, sequence: Sequence) -> None:
@@ -125,6 +130,16 @@ class HostDrafters:
             if work.drafted_from >= 0 and work.drafted and not work.forced and sequence.finish is None:
                 right = len(sequence.tokens) - 1 - work.drafted_from  # the last token is the target's own
                 self.guards[work.drafter or ""].observe(sequence.key, self._view(sequence), right)
+
+    # ── logits ──
+
+    def hear(self, works: Seq[Work], output: Output) -> None:
+        """Tell drafters that hear logits what the target said after the last tokens and the drafts of their works."""
+        for name in self._hearers:
+            mine = [work for work in works if name in work.sequence.drafters and work.verdict is not None]
+            told = [_verified(work, output) for work in mine if work.sequence.finish is None]
+            if told:
+                self.guards[name].hear(told)
 
     # ── hidden states ──
 
@@ -201,3 +216,9 @@ class HostDrafters:
     def _view(self, sequence: Sequence) -> np.ndarray:
         """Return the committed tokens of a sequence, read-only: drafters are not trusted."""
         return self._lanes.view(sequence.lane, len(sequence.tokens))
+
+
+def _verified(work: Work, output: Output) -> Verified:
+    sequence, rows = work.sequence, slice(work.root, work.root + 1 + len(work.draft.tokens))
+    token, best = sequence.tokens[work.start + work.count - 1], output.argmax[rows].tolist()
+    return Verified(sequence.key, sequence.request.cache_salt, token, work.draft, output.logits[rows], best)

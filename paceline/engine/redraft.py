@@ -36,6 +36,7 @@ class Redraft:
         self.position = 0  # tokens that count as committed
         self._probes, self._guard = probes, guard
         self._fed = 0
+        self._computed = 0  # tokens that the target has computed, for a drafter on its KV memory
         self._features = self._compute() if guard.taps else None
 
     @property
@@ -63,6 +64,16 @@ class Redraft:
         lanes = self._probes.lanes
         lanes.tokens_np[self.lane, : len(self.tokens)] = self.tokens  # a drafter writes its drafts behind the text
         lanes.lengths_np[self.lane] = self.position = position
+        if self._guard.shares_kv:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Let the target compute all committed tokens but the last one, as in a step: drafts have written over some."""
+        rows, end = self._probes.max_step_tokens, self.position - 1
+        for start in range(self._computed, end, rows):
+            share = Share(lane=self.lane, start=start, count=min(rows, end - start), outs=1)
+            self._probes.forward(build_batch(self._probes.lanes, [share]))
+        self._computed = end
 
     def _compute(self) -> Tensor:
         """Compute the hidden states of the whole text, float32 [tokens, taps * hidden]."""

@@ -43,6 +43,20 @@ class Reader:
         return follower
 
 
+class OnTargetsMemory:
+    """Implements a Reader, and the Follower of every sequence, for a drafter on the target's own KV memory: the target
+    has computed every committed token but the last one."""
+
+    def start(self, pages: Pages, length: int) -> OnTargetsMemory:
+        return self
+
+    def missing(self, length: int) -> range:
+        return range(length - 1, length)
+
+    def reach(self, position: int) -> Sequence[int]:
+        return ()
+
+
 class Follower:
     """How far one drafter has read one sequence."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from paceline.errors import ModelFileError
@@ -59,6 +59,11 @@ class ModelConfig:
         if problem:
             raise ModelFileError(f"{source}: {problem}")
         return self
+
+    def leading(self, layers: int) -> ModelConfig:
+        """Return the config of this model's first `layers` layers, with its embedding and output layer."""
+        assert 1 <= layers <= self.num_layers, f"{layers} of {self.num_layers} layers"
+        return replace(self, num_layers=layers, windows=self.windows[:layers])
 
     @property
     def even_context(self) -> float:

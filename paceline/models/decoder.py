@@ -9,6 +9,7 @@ docs/architecture.md lists which operation is where.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -51,6 +52,12 @@ class Decoder:
         self.frequencies = [rope_frequencies(config.head_dim, *rope).to(device) for rope in ropes]
         self.layers = build_layers(config, list(ropes))
         self.scale = config.attention_scale or config.head_dim**-0.5
+
+    def leading(self, layers: int) -> Decoder:
+        """Return the decoder of the first layers, which shares all weights."""
+        part = copy(self)
+        part.config, part.layers = self.config.leading(layers), self.layers[:layers]
+        return part
 
     def forward(
         self, batch: Batch, backend: Backend, *, taps: Sequence[int] = (), kept: list[Tensor] | None = None

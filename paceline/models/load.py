@@ -51,6 +51,21 @@ class LoadedModel:
     metadata: Mapping[str, Any]
     generation: Advice = NO_ADVICE
 
+    def leading(self, layers: int) -> LoadedModel:
+        """Return the model of the first layers, with the embedding and the output layer; nothing is copied."""
+        return replace(self, config=self.config.leading(layers), weights=leading_weights(self.weights, layers))
+
+
+def leading_weights(weights: Mapping[str, Weight], layers: int) -> dict[str, Weight]:
+    """Return the weights of the first layers, and those that belong to no layer."""
+    return {name: weight for name, weight in weights.items() if layer_of(name) < layers}
+
+
+def layer_of(name: str) -> int:
+    """Return the layer of a weight; -1: it belongs to none."""
+    parts = name.split(".")
+    return int(parts[1]) if parts[0] == "layers" else -1
+
 
 def load_model(
     name: str, *, format: Format = "auto", device: Device = "cpu", progress: Progress | None = None

@@ -72,7 +72,10 @@ def name_in(llm: LLM, words: str) -> str:
 def is_lookup(llm: LLM, words: str) -> bool:
     """Return whether drafts follow from the tokens alone, and a replay on the host finds them."""
     made = llm.parts.drafters[name_in(llm, words)]
-    return llm.parts.target.decoder is None and not made.taps and not made.page_bytes
+    if llm.parts.target.decoder is not None or made.taps or made.page_bytes:
+        return False
+    guard = llm.engine.drafters[name_in(llm, words)]
+    return not (guard.shares_kv or guard.hears_logits)
 
 
 def reason(error: PacelineError) -> str:

@@ -177,9 +177,9 @@ class Study:
         if is_lookup(llm, words):
             looked_up = partial(self._looked_up, llm, words)
             return {"rounds": {str(k): {str(b): looked_up(k, b) for b in self.asking.batches} for k in lengths}}
-        if llm.parts.target.decoder is None:
+        if llm.parts.target.decoder is None and not llm.engine.drafters[name_in(llm, words)].hears_logits:
             found = self._redrafted(llm, words, lengths)
-        else:  # a device drafts within its rounds alone
+        else:  # a device drafts within its rounds alone, and logits are those of steps
             found = [self._decoded(number, Arm(number, words, k), DRAFT_SHARE / len(lengths)) for k in lengths]
         return {"rounds": {str(k): {"all": rounds} for k, rounds in zip(lengths, found, strict=True)}}
 

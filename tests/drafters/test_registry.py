@@ -149,13 +149,6 @@ def test_a_model_in_the_fastest_format(
     assert read == formats
 
 
-def test_the_target_itself_needs_a_gpu() -> None:
-    with pytest.raises(InvalidRequest, match=r"needs a GPU; on a CPU take model:target"):
-        registry.recipe("self", TARGET)
-    with pytest.raises(UnknownOption, match="format of the self drafter"):
-        registry.recipe("self:int3", TARGET)
-
-
 @pytest.mark.parametrize(
     ("words", "decoder", "warns"),
     [

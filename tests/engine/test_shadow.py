@@ -29,7 +29,7 @@ def idle(rig: Rig, *, most: int = 3000) -> int:
 
 
 @pytest.mark.unwatched
-@pytest.mark.parametrize("name", ["ngram", "suffix", "good", "noisy", "bad", "eagle", "medusa", "portfolio"])
+@pytest.mark.parametrize("name", ["ngram", "suffix", "good", "noisy", "bad", "eagle", "medusa", "layers", "portfolio"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_scores_are_those_of_traffic(name: str, temperature: float) -> None:
     """Drafts in the shadow are as right as in the step that they replay."""

@@ -94,7 +94,7 @@ def test_each_drafter_on_a_device(name: str, backend: str) -> None:
     assert rig.engine.stats.accepted > 0 or name in HARD
 
 
-@pytest.mark.parametrize("name", under_law.usual_first(*under_law.NAMES))
+@pytest.mark.parametrize("name", under_law.usual_first(*under_law.BESIDE_A_DEVICE))
 def test_each_drafter_of_the_host_beside_a_device(name: str) -> None:
     made, requests = under_law.beside_a_device(name, "greedy")
     rig = build("toy", {name: made}, on_device={})

@@ -17,7 +17,8 @@ from tests.tiny_models import BACKENDS
 
 ON_A_DEVICE = [*((name, "toy") for name in (*DEVICE_RIGS, *SELF)), ("self", "eager")]
 ON_A_DEVICE += under_law.usual_first(*DEVICE_RIGS, backend="compiled")
-WITH_PROBS = {*RIGS["model"], *RIGS["eagle"], *RIGS["mtp"], *RIGS["block"], *RIGS["portfolio"], "sure-chain"}
+COMPUTING = ("model", "eagle", "mtp", "block", "portfolio", "layers", "self")
+WITH_PROBS = {name for kind in COMPUTING for name in RIGS[kind]} | {"sure-chain"}
 
 
 def rules_for(name: str) -> tuple[Rule, ...]:
@@ -50,7 +51,7 @@ def test_all_drafters_in_one_batch(backend: str) -> None:
     assert rig.engine.stats.accepted > 0
 
 
-@pytest.mark.parametrize("name", under_law.usual_first(*under_law.NAMES))
+@pytest.mark.parametrize("name", under_law.usual_first(*under_law.BESIDE_A_DEVICE))
 def test_each_drafter_of_the_host_beside_a_device(name: str) -> None:
     made, requests = under_law.beside_a_device(name, "sampled")
     rig = build("toy", {name: made}, on_device={})

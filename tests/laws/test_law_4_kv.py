@@ -21,7 +21,7 @@ from tests.rig import DEVICE_RIGS, RIGS, SELF, Rig, build
 from tests.runs import Key, Run, Told, run, tokens_of
 from tests.tiny_models import BACKENDS, CONTEXT, TARGET
 
-WALKS = ("chain", "tree", "bushy-tree", "noisy")
+WALKS = ("chain", "tree", "bushy-tree", "noisy", "layers", "self-on-host")
 
 
 @functools.cache
@@ -89,6 +89,7 @@ def walk(rig: Rig, backend: str, asked: Sequence[Request]) -> dict[Key, Told]:
         *(("toy", name, law) for name in WALKS for law in ("greedy", "sampled")),
         *(("compiled", name, "sampled") for name in WALKS),
         ("eager", "tree", "sampled"),
+        ("eager", "layers", "sampled"),
     ],
 )
 def test_a_walk_leaves_the_kv_of_a_prefill(backend: str, name: str, law: str) -> None:

@@ -38,6 +38,9 @@ USUAL = {
     *SCRIPTED,
     *(next(iter(RIGS.get(kind, {})), kind) for kind in KINDS),
 }
+# Kinds that need the host's own steps: they share the target's KV memory, or hear its logits.
+ON_HOST_STEPS = {name for kind in ("layers", "self", "recycling", "lookahead") for name in RIGS[kind]}
+BESIDE_A_DEVICE = tuple(name for name in NAMES if name not in ON_HOST_STEPS)
 LOSSLESS = tuple(rule for rule in BUILT_IN if rule.lossless)
 
 PARAMS: Mapping[str, Sequence[SamplingParams]] = {"greedy": GREEDY, "sampled": SAMPLED}

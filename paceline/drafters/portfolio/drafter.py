@@ -19,9 +19,10 @@ import numpy as np
 from torch import Tensor
 
 from paceline.draft import Draft
-from paceline.drafters.base import Ask, Ended, FeatureDrafter, Seen
+from paceline.drafters.base import Ask, Ended, FeatureDrafter, Seen, Verified
 from paceline.drafters.guard import Guard
 from paceline.drafters.options import parse_options
+from paceline.drafters.paying import row_prices
 from paceline.drafters.portfolio.member import Experience, Member
 from paceline.drafters.portfolio.tree import NOTHING_COMPUTED, Union
 from paceline.drafters.recipe import BuildContext, Recipe
@@ -63,6 +64,9 @@ class PortfolioDrafter(FeatureDrafter):
         assert guards, "a portfolio has members"
         self.members = [Member(guard, clock=clock) for guard in guards]
         self.max_draft = max(guard.max_draft for guard in guards)
+        self.shares_kv = any(guard.shares_kv for guard in guards)
+        self._hearers = [guard for guard in guards if guard.hears_logits]
+        self.hears_logits = bool(self._hearers)
         self.taps = sorted({tap for guard in guards for tap in guard.taps})
         # place of each member that reads hidden states, and what selects its taps
         self._readers = [(i, columns(guard.taps, self.taps)) for i, guard in enumerate(guards) if guard.taps]
@@ -111,7 +115,7 @@ class PortfolioDrafter(FeatureDrafter):
         member, text = self.members[place], self._texts[ask.key]
         own = text.with_members[place]
         union.passes += draft.depth if draft.passes is None else draft.passes
-        prices = (*ask.row_prices, ask.row_price) if ask.row_prices else (ask.row_price,)
+        prices = row_prices(ask)
         gain = 0.0
         if draft.tokens:
             trust = member.trust_in(draft, own)
@@ -153,6 +157,10 @@ class PortfolioDrafter(FeatureDrafter):
         del self._texts[key]
         for member in self.members:
             member.guard.stop(key)
+
+    def hear(self, verified: Sequence[Verified]) -> None:
+        for guard in self._hearers:
+            guard.hear(verified)
 
     def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, Off]:
         """Feed the members that read hidden states. A sequence that one of them gives up goes on with the others."""

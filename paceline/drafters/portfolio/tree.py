@@ -10,10 +10,10 @@ A parent is at least as likely as its children, so the nodes in order of confide
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from paceline.draft import Draft
+from paceline.drafters.paying import paying
 
 NOTHING_COMPUTED = Draft(passes=0)  # an empty draft that says nothing of what a pass costs
 
@@ -77,19 +77,9 @@ class Union:
         self.confidence = merged
 
     def choose(self, prices: Sequence[float], *, limit: int, floor: float) -> list[int]:
-        """Return the nodes to draft, the most likely first, and set `gain`: as many as gain most, at least one and at
-        most `limit`, and none below `floor`. `prices`: of the first, second … row; later ones have the last price."""
-        confidence = self.confidence
-        order = sorted(range(len(confidence)), key=confidence.__getitem__, reverse=True)
-        gain, most, paying, last = 0.0, -math.inf, 0, len(prices) - 1
-        for count, node in enumerate(order[:limit]):
-            if confidence[node] < floor:
-                break
-            gain += confidence[node] - prices[count if count < last else last]
-            if gain >= most:
-                most, paying = gain, count + 1
-        self.gain = most if paying else 0.0
-        return order[:paying]
+        """Return the nodes to draft, the most likely first, and set `gain`, as `paying` does."""
+        nodes, self.gain = paying(self.confidence, prices, limit=limit, floor=floor)
+        return nodes
 
     def draft(self, nodes: list[int]) -> Draft:
         """Return the draft of these nodes, which hold the parent of each before it."""

@@ -37,6 +37,14 @@ class CpuKV:
         self._region = Region(
             size, what=f"a KV cache of {shape.pages} pages (ask for fewer pages or a shorter context)"
         )
+        self.lend(shape)
+
+    def lend(self, shape: Shape) -> None:
+        """Let a program of this shape use the memory. It may have fewer layers: those of the program come first."""
+        own = self._shape
+        alike = (shape.pages, shape.kv_heads, shape.head_dim) == (own.pages, own.kv_heads, own.head_dim)
+        assert alike, "a program whose keys and values lie elsewhere"
+        assert shape.layers <= own.layers, f"{shape.layers} layers in memory for {own.layers}"
         shape.kv = self._region.address
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:

@@ -114,20 +114,27 @@ class Layout:
 
 
 class Pack:
-    """Weights in memory by the places of a layout."""
+    """Weights in memory by the places of a layout. Those of another pack may complete it (`complete`)."""
 
     def __init__(self, layout: Layout, *, threads: int | None = None) -> None:
         self.library = load_library()
         self.layout = layout
+        self._rest: Pack | None = None
         self.memory = Region(layout.size, what="the model's weights")
         count = threads or default_threads()
         self._pool = thread_pool(self.library, count)
         touch_by_node(self.memory, layout.matrices(), read_machine(), count)
 
     def __contains__(self, name: str) -> bool:
-        return name in self.layout.items
+        return name in self.layout.items or (self._rest is not None and name in self._rest)
+
+    def complete(self, rest: Pack) -> None:
+        """Read all weights that this pack lacks from another one, and keep that one's memory."""
+        self._rest = rest
 
     def matrix(self, name: str) -> Packed:
+        if self._rest is not None and name not in self.layout.items:
+            return self._rest.matrix(name)
         item = self.layout.items[name]
         bias = self._numbers(f"{name}.bias", padded=True) if f"{name}.bias" in self else None
         address, format = self.memory.address + item.offset, Format(item.format)
@@ -135,6 +142,8 @@ class Pack:
 
     def vector(self, name: str) -> Tensor:
         """Return the numbers of a vector, float32, in the memory of the pack."""
+        if self._rest is not None and name not in self.layout.items:
+            return self._rest.vector(name)
         return self._numbers(name, padded=False)
 
     def _numbers(self, name: str, *, padded: bool) -> Tensor:

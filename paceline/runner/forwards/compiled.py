@@ -60,29 +60,45 @@ class CompiledForward:
         threads: int | None = None,
         max_context: int | None = None,
         taps: Sequence[int] = (),
+        beside: CompiledForward | None = None,
     ) -> None:
+        """`beside`: the Forward whose KV memory this one shares; it may have more layers. Both need the same threads:
+        a pass that runs on them cancels the other's prefetched one, so that two never write to the same slots."""
         check_supported(config)
+        self.config = config
         self.vocab_size = config.vocab_size
         self.taps = taps
         self.prefetching: object | None = None  # the head whose first passes this program starts
-        pack = weights if isinstance(weights, Pack) else pack_decoder(weights, threads=threads or default_threads())
+        self.pack = (
+            weights if isinstance(weights, Pack) else pack_decoder(weights, threads=threads or default_threads())
+        )
         self._library = load_library()
-        positions = min(max_context or config.max_context, num_pages * PAGE_SIZE)
-        shape = shape_of(config, pages=num_pages, positions=positions)
+        self.positions: int = min(max_context or config.max_context, num_pages * PAGE_SIZE)
+        shape = shape_of(config, pages=num_pages, positions=self.positions)
         shape.features = len(taps) * config.hidden_size
-        self.kv: KVMemory = CpuKV(self._library, shape)
-        programs = Programs(config, pack, shape, self.kv, taps, library=self._library)
-        self.thread_choice = choose_threads(threads, thread_question(config, pack.layout), programs.trial)
+        self.kv: KVMemory = _kv_memory(self._library, shape, beside)
+        programs = Programs(config, self.pack, shape, self.kv, taps, library=self._library)
+        self.thread_choice = choose_threads(threads, thread_question(config, self.pack.layout), programs.trial)
         self.threads = self.thread_choice.threads
+        assert beside is None or beside.threads == self.threads, "programs on one KV memory share their threads"
         self.program = programs.build(self.threads)
-        self.embedding = pack.matrix("embed")
-        self.output = self.embedding if config.tied_head else pack.matrix("head")
+        self.embedding = self.pack.matrix("embed")
+        self.output = self.embedding if config.tied_head else self.pack.matrix("head")
         self._output_floats: Tensor | None = None  # [vocab, hidden], once `project` needs it
         self._features_width: int = shape.features
         self._hidden = config.hidden_size
         self._logits, self._features = torch.empty((0, self.vocab_size)), torch.empty(0)
         self._views: dict[tuple[int, int, int], Output] = {}  # (rows, outs, width of features) → output
         self._known = KnownBatches[Prepared]()
+
+    def with_kv(self, config: ModelConfig, pack: Pack) -> CompiledForward:
+        """Return a Forward of other weights, or of fewer layers, on this one's KV memory and threads."""
+        pages, context = self.kv.num_pages, self.positions
+        return CompiledForward(config, pack, num_pages=pages, threads=self.threads, max_context=context, beside=self)
+
+    def leading(self, layers: int) -> CompiledForward:
+        """Return the first layers with the last norm and the output layer, on the same weights and KV memory."""
+        return self.with_kv(self.config.leading(layers), self.pack)
 
     def __call__(self, batch: Batch) -> Output:
         pass_, draws, output = self._known.get(batch) or self._prepare(batch)
@@ -127,6 +143,15 @@ class CompiledForward:
             features = self._features[: rows * width].view(rows, -1) if width else None
             self._views[rows, outs, width] = Output(logits=self._logits[:outs], argmax=argmax, features=features)
         return self._views[rows, outs, width]
+
+
+def _kv_memory(library: Library, shape: Shape, beside: CompiledForward | None) -> CpuKV:
+    """Return new KV memory, or that of another Forward; `shape` then knows where it lies."""
+    if beside is None:
+        return CpuKV(library, shape)
+    assert isinstance(beside.kv, CpuKV), "compiled programs share the memory of their own kernels"
+    beside.kv.lend(shape)
+    return beside.kv
 
 
 def thread_question(config: ModelConfig, layout: Layout) -> object:

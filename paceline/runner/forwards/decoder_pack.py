@@ -54,8 +54,10 @@ def pack_decoder(weights: MutableMapping[str, Weight], *, threads: int) -> Pack:
 def read_decoder(
     pack: Pack, source: TensorSource, config: ModelConfig, *, format: Format, progress: Progress | None = None
 ) -> None:
-    """Pack weights from a file, some rows at a time. `format` is resolved; "native" keeps integers of the file."""
-    names, shapes = match_names(source, config), source.shapes()
+    """Pack the weights of the layout from a file, some rows at a time. `format` is resolved; "native" keeps integers of
+    the file."""
+    shapes = source.shapes()
+    names = {canonical: name for canonical, name in match_names(source, config).items() if canonical in pack}
     total, done = sum(source.size(name) for name in names.values()), 0
     for canonical, name in names.items():
         if not _read_one(pack, source, config, canonical, name, shapes[name], keep=format == "native"):

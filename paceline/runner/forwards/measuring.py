@@ -63,14 +63,20 @@ def best_of(times: Times) -> str:
 def times_of(question: object, candidates: Sequence[str], trial: Callable[[str], RunPass]) -> Times | None:
     """Return the seconds of each candidate, kept or measured now; None: the machine is too busy to measure.
 
-    The repr of `question` tells questions apart; `trial` returns a function that runs a pass of a candidate."""
+    `trial` returns a function that runs a pass of a candidate."""
+    return answers_to(question, candidates, lambda: measure({name: trial(name) for name in candidates}))
+
+
+def answers_to(question: object, names: Sequence[str], find: Callable[[], Times | None]) -> Times | None:
+    """Return numbers by name, kept or found now; None: they cannot be found now. The repr of `question` tells questions
+    apart."""
     machine = read_machine()
-    if (kept := kept_times(question, candidates, machine)) is not None:
+    if (kept := kept_times(question, names, machine)) is not None:
         return kept
-    times = measure({name: trial(name) for name in candidates})
-    if times is not None:
-        _keep(_note(question, machine), times)
-    return times
+    found = find()
+    if found is not None:
+        _keep(_note(question, machine), found)
+    return found
 
 
 # ── cache ──

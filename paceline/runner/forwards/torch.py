@@ -6,6 +6,7 @@ It is not bitwise: torch may round a row differently if the batch has other rows
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -47,6 +48,12 @@ class TorchForward:
         )
         self.kv: KVMemory = kv
         self.backend = ReferenceBackend(kv)
+
+    def leading(self, layers: int) -> TorchForward:
+        """Return the first layers with the last norm and the output layer, on the same weights and KV memory."""
+        part = copy(self)
+        part.decoder, part.taps = self.decoder.leading(layers), ()
+        return part
 
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Output:

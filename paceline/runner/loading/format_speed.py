@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from ctypes import memset
-from dataclasses import replace
 from typing import cast
 
 from paceline.kernels.base import PAGE_SIZE
@@ -18,6 +17,7 @@ from paceline.kernels.cpu.kv import CpuKV
 from paceline.kernels.cpu.pack import Pack
 from paceline.kernels.cpu.pool import default_threads
 from paceline.models.config import ModelConfig
+from paceline.models.load import layer_of, leading_weights
 from paceline.models.weights import Format, Weight, describe_weights, weight_bytes
 from paceline.runner.forwards.compiled import Programs, shape_of
 from paceline.runner.forwards.decoder_pack import decoder_layout
@@ -36,8 +36,10 @@ def format_times(ready: ReadyModel, formats: Sequence[Format]) -> Times | None:
     question = "formats", config, ready.stored.format, load_library().variant
     described = {format: describe_weights(source, config, format=format) for format in formats}
     few = min(_layers_in(TRIAL_BYTES, weights, config) for weights in described.values())
-    small = replace(config, num_layers=few, windows=config.windows[:few])
-    times = times_of(question, formats, lambda format: _trial(small, _leading(described[cast(Format, format)], few)))
+    small = config.leading(few)
+    times = times_of(
+        question, formats, lambda format: _trial(small, leading_weights(described[cast(Format, format)], few))
+    )
     if times is None:
         return None
     return {
@@ -55,16 +57,6 @@ def _trial(config: ModelConfig, weights: Mapping[str, Weight]) -> RunPass:
     return Programs(config, pack, shape, kv, (), library=pack.library).trial(threads, rows=1)
 
 
-def _layer(name: str) -> int:
-    """Return the layer of a weight; -1: it belongs to none."""
-    parts = name.split(".")
-    return int(parts[1]) if parts[0] == "layers" else -1
-
-
-def _leading(weights: Mapping[str, Weight], layers: int) -> dict[str, Weight]:
-    return {name: weight for name, weight in weights.items() if _layer(name) < layers}
-
-
 def _bytes_read(weights: Mapping[str, Weight], config: ModelConfig) -> int:
     """Count the bytes that a pass reads; of an embedding that is not the head too, it reads a row."""
     return sum(weight_bytes(weight) for name, weight in weights.items() if name != "embed" or config.tied_head)
@@ -72,10 +64,10 @@ def _bytes_read(weights: Mapping[str, Weight], config: ModelConfig) -> int:
 
 def _layers_in(size: int, weights: Mapping[str, Weight], config: ModelConfig) -> int:
     """Count the layers whose weights have at most `size` bytes; at least one."""
-    layer = sum(weight_bytes(weight) for name, weight in weights.items() if _layer(name) == 0)
+    layer = sum(weight_bytes(weight) for name, weight in weights.items() if layer_of(name) == 0)
     return max(1, min(config.num_layers, size // layer))
 
 
 def _growth(weights: Mapping[str, Weight], config: ModelConfig, few: int) -> float:
     """Return how many times the bytes of a few layers and the head a whole pass reads."""
-    return _bytes_read(weights, config) / _bytes_read(_leading(weights, few), config)
+    return _bytes_read(weights, config) / _bytes_read(leading_weights(weights, few), config)

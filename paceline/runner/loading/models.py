@@ -127,7 +127,7 @@ class ReadyModel:
             if self.compiled:
                 # Torch does little between passes, and its idle threads would spin on the kernels' cores.
                 torch.set_num_threads(1)
-                weights = self._packed(threads) if self.stored else self.model.weights
+                weights = self.packed(threads) if self.stored else self.model.weights
                 return CompiledForward(
                     config, weights, num_pages=num_pages, threads=threads, max_context=max_context, taps=taps
                 )
@@ -151,7 +151,7 @@ class ReadyModel:
             return ThreadChoice(threads or torch.get_num_threads(), "of torch" if threads is None else "as asked for")
         return known_choice(threads, thread_question(self.model.config, decoder_layout(self.model.weights)))
 
-    def _packed(self, threads: int | None) -> Pack:
+    def packed(self, threads: int | None) -> Pack:
         """Return the weights as the kernels read them, from the cache if they are there."""
         assert self.stored is not None, "there is nothing to read"
         config, stored = self.model.config, self.stored

@@ -8,6 +8,8 @@ model").
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -32,15 +34,15 @@ def fill_shortlist(pack: Pack, config: ModelConfig, tokenizer: Tokenizer, *, thr
     forward = CompiledForward(config, pack, num_pages=pages, threads=threads or default_threads())
     with stage("find the directions of a shortlist"):
         norm = pack.vector("norm")
-        states = torch.cat([_last_states(forward, tokens) for tokens in _prompts(tokenizer, forward.vocab_size)])
+        states = torch.cat([_last_states(forward, tokens) for tokens in beginnings(tokenizer, forward.vocab_size)])
         rows = torch.where(norm == 0, 0.0, states / norm)  # as they enter the last norm, with root mean square 1
         weight = _rows(forward, pack.matrix(output_layer(pack.layout.items)))
         write_sketch(pack, weight, norm, directions(weight, norm, rows.T @ rows / len(rows)))
 
 
-def _prompts(tokenizer: Tokenizer, vocab_size: int) -> list[Tensor]:
-    """Return the beginnings of prompts, int32 [tokens] each."""
-    prompts = [prompt for name, count in SOURCES.items() for prompt in read_prompts(name, count=count)]
+def beginnings(tokenizer: Tokenizer, vocab_size: int, *, sources: Mapping[str, int] = SOURCES) -> list[Tensor]:
+    """Return the beginnings of prompts, int32 [tokens] each, so many of each set."""
+    prompts = [prompt for name, count in sources.items() for prompt in read_prompts(name, count=count)]
     texts = [tokenizer.encode(prompt.messages[-1]["content"]) for prompt in prompts]
     tokens = [torch.tensor(text[:PROMPT_TOKENS], dtype=torch.int32) for text in texts]
     return [each.clamp(max=vocab_size - 1) for each in tokens]
