@@ -25,11 +25,13 @@ from collections.abc import Callable
 from functools import partial
 
 from paceline.engine.engine import Engine
+from paceline.errors import RankLost
 from paceline.types import TokenEvent
 
 logger = logging.getLogger(__name__)
 
 IDLE_CHECK_SECONDS = 5.0  # idle time before the KV cache is checked; a check takes 0.5 µs a page, 0.14 s for 300,000
+WATCH_SECONDS = 1.0  # idle time between two looks at the processes of a split model
 
 Order = Callable[[Engine], None]
 Deliver = Callable[[list[TokenEvent], str | None], None]
@@ -114,13 +116,23 @@ class EngineThread:
             self._check_integrity(engine)  # without the lock, so that orders can come in
             while not self._sleep(engine, 0) and engine.improve():
                 pass
-            self._sleep(engine, None)
+            while not self._sleep(engine, WATCH_SECONDS if engine.watch and not engine.dead else None):
+                self._watch(engine)
         return bool(self._orders) or engine.has_work
 
     def _sleep(self, engine: Engine, seconds: float | None) -> bool:
         """Sleep for `seconds` at most. True: there is an order, the engine has work, or the thread is to end."""
         with self._wake:
             return self._wake.wait_for(lambda: bool(self._orders) or engine.has_work or self._stop, seconds)
+
+    def _watch(self, engine: Engine) -> None:
+        """Let an idle engine notice that a process which it needs has gone."""
+        assert engine.watch is not None, "an engine in one process needs no watch"
+        try:
+            engine.watch()
+        except RankLost as error:
+            engine.die(error)
+            self._deliver([], engine.dead)
 
     def _check_integrity(self, engine: Engine) -> None:
         if engine.dead is not None:
