@@ -94,9 +94,7 @@ class Exchange:
                 work.wait()
             except RuntimeError as error:
                 silent = "imed out" in str(error)  # beyond the group's timeout; else the connection broke
-                raise RankLost(
-                    f"rank {rank} {'is stuck: it has not answered in time' if silent else 'has gone'}"
-                ) from error
+                raise RankLost(f"rank {rank} {'has not answered in time' if silent else 'has gone'}") from error
 
 
 def fold(parts: Sequence[Tensor]) -> Tensor:

@@ -188,6 +188,8 @@ class Ranks:
                 return work()
             except BaseException as error:
                 self.lost = self._cause(error)
+                for worker in self._workers:
+                    worker.process.kill()
                 self.close()
                 if isinstance(error, RankLost):
                     raise RankLost(self.lost) from error
@@ -207,7 +209,8 @@ class Ranks:
                 if isinstance(words, Failed) and words.kind != RankLost.__name__:
                     return str(worker.error(words))
             time.sleep(POLL_SECONDS)
-        return str(error)
+        stuck = [worker.rank for worker in self._workers if worker.process.poll() is None]
+        return f"rank {stuck[0]} is stuck: no answer for {self.timeout:g} s" if stuck else str(error)
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
