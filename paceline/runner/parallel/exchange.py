@@ -29,6 +29,10 @@ LOOPBACK = "127.0.0.1"  # ranks listen here and nowhere else: they trust each ot
 TAG = 1  # messages between two ranks arrive in the order in which they were sent
 
 
+class NoAnswer(RankLost):
+    """A message to or from another rank failed. Rank 0 finds out which rank was lost first (`ranks.py`)."""
+
+
 class Work(Protocol):
     """A message on its way."""
 
@@ -94,7 +98,7 @@ class Exchange:
                 work.wait()
             except RuntimeError as error:
                 silent = "imed out" in str(error)  # beyond the group's timeout; else the connection broke
-                raise RankLost(f"rank {rank} {'has not answered in time' if silent else 'has gone'}") from error
+                raise NoAnswer(f"rank {rank} {'has not answered in time' if silent else 'has gone'}") from error
 
 
 def fold(parts: Sequence[Tensor]) -> Tensor:
@@ -119,5 +123,5 @@ def join(store: Path, *, rank: int, size: int, timeout: float) -> Exchange:
     try:
         group: Group = gloo(meeting, rank, size, options)
     except RuntimeError as error:
-        raise RankLost(f"rank {rank} met no other rank within {timeout:g} s: {str(error).splitlines()[0]}") from error
+        raise NoAnswer(f"rank {rank} met no other rank within {timeout:g} s: {str(error).splitlines()[0]}") from error
     return Exchange(group, rank=rank, size=size)

@@ -83,7 +83,9 @@ class SplitForward:
         return logits
 
     def everywhere(self, method: str, *arguments: object) -> T:  # type: ignore[type-var]
-        """Run a method of ShardedDecoder on every rank, and return what rank 0 gets."""
+        """Run a method of ShardedDecoder on every rank, and return what rank 0 gets. On a new thread torch forgets its
+        number of threads, which decides on bits."""
+        use_threads(self.ranks.threads)
         result: T = self.ranks.call(self._key, method, arguments, getattr(self._part, method))
         return result
 

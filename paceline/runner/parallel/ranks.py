@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from paceline import errors
 from paceline.errors import PacelineError, RankLost
 from paceline.runner.loading.memory import available_memory
-from paceline.runner.parallel.exchange import Exchange, join
+from paceline.runner.parallel.exchange import Exchange, NoAnswer, join
 from paceline.runner.parallel.messages import (
     PACKAGE,
     Call,
@@ -109,7 +109,7 @@ class Ranks:
 
     def __init__(self, size: int, *, threads: int, timeout: float = 8.0, command: Sequence[str] = WORKER) -> None:
         """Start the workers and connect them. `timeout`: seconds that a message between ranks may take."""
-        self.size, self.timeout = size, timeout
+        self.size, self.threads, self.timeout = size, threads, timeout
         self.lost: str | None = None  # why no more calls are possible
         self._lock = threading.RLock()
         self._keys = itertools.count()
@@ -177,7 +177,7 @@ class Ranks:
             try:
                 worker.pipe.send(message)
             except OSError as error:
-                raise RankLost(f"rank {worker.rank} takes no messages ({error.strerror or error})") from error
+                raise NoAnswer(f"rank {worker.rank} takes no messages ({error.strerror or error})") from error
 
     def _guarded(self, work: Callable[[], T]) -> T:
         """Do something that all ranks take part in. After any failure they are no longer in step, and all are ended."""
@@ -197,8 +197,8 @@ class Ranks:
 
     def _cause(self, error: BaseException) -> str:
         """Say which rank was lost first, and how: those that notice it end, too."""
-        if not isinstance(error, RankLost) or not self._workers:
-            return f"{type(error).__name__}: {error}"
+        if not isinstance(error, NoAnswer):
+            return str(error) if isinstance(error, RankLost) else f"{type(error).__name__}: {error}"
         until = time.monotonic() + LAST_WORDS_SECONDS
         while time.monotonic() < until:
             for worker in self._workers:
@@ -206,7 +206,7 @@ class Ranks:
                 if status is not None and status < 0:
                     return f"rank {worker.rank} {worker.ending}"
                 words = worker.last_words() if status else None
-                if isinstance(words, Failed) and words.kind != RankLost.__name__:
+                if isinstance(words, Failed) and words.kind != NoAnswer.__name__:
                     return str(worker.error(words))
             time.sleep(POLL_SECONDS)
         stuck = [worker.rank for worker in self._workers if worker.process.poll() is None]

@@ -23,6 +23,9 @@ from paceline.runner.parallel.split import INPUTS, Split, kv_heads, shard_config
 ReadShard = Callable[[int], Mapping[str, Weight]]  # a shard's weights, by its number
 
 
+ALIGNMENT = 64  # bytes; torch's own for new tensors
+
+
 class ShardedDecoder:
     """The shards of a rank with their weights and KV memory."""
 
@@ -131,7 +134,7 @@ class ShardedDecoder:
     def _shard(self, number: int, weights: Mapping[str, Weight]) -> Decoder:
         """Build a shard. A bias of a sum over shards is added once, by the first."""
         once = () if number == 0 else tuple(f".{name}.bias" for name in INPUTS)
-        kept = {name: weight for name, weight in weights.items() if not (once and name.endswith(once))}
+        kept = {name: aligned(weight) for name, weight in weights.items() if not (once and name.endswith(once))}
         return Decoder(shard_config(self.config, number, self._split), kept, dtype=self._dtype)
 
     def _backend(self, number: int, num_pages: int) -> ReferenceBackend:
@@ -144,3 +147,10 @@ class ShardedDecoder:
             dtype=self._dtype,
         )
         return ReferenceBackend(kv)
+
+
+def aligned(weight: Weight) -> Weight:
+    """Return the weight in memory aligned as new tensors are: a product with one row has other bits elsewhere."""
+    if isinstance(weight, Tensor) and weight.data_ptr() % ALIGNMENT:
+        return weight.clone()
+    return weight

@@ -150,7 +150,7 @@ class Threads:
 
     def each(self, work: Callable[[int, Exchange], T]) -> list[T]:
         """Run `work` on every rank at once, and return what each returns."""
-        with ThreadPoolExecutor(len(self.exchanges)) as pool:
+        with ThreadPoolExecutor(len(self.exchanges), initializer=torch.set_num_threads, initargs=(1,)) as pool:
             return list(pool.map(work, range(len(self.exchanges)), self.exchanges))
 
     def build(
