@@ -1,9 +1,9 @@
 """The `paceline` program: its commands, and the exit status of each outcome.
 
     0    done
-    1    the run failed: the engine died, a rank was lost, training stopped, speculation changed a text of the demo or of
-         an audit, requests of `bench serve` failed, `bench compare` found a regression, or nothing kept to the `--slo`
-         of `tune`
+    1    the run failed: the engine died, a rank was lost, training stopped, speculation changed a text of the demo or
+         of an audit, requests of `bench serve` failed, `bench compare` found a regression, or nothing kept to the
+         `--slo` of `tune`
     2    the request cannot be served: a bad option, model, prompt or parameter
     130  interrupted with Ctrl-C; a measurement, an audit or a training keeps what it has
     143  the same, by SIGTERM; `serve` drains instead and exits with 0

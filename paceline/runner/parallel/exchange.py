@@ -23,14 +23,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, distributed
 
-from paceline.errors import RankLost
+from paceline.errors import NoAnswer
 
 LOOPBACK = "127.0.0.1"  # ranks listen here and nowhere else: they trust each other
 TAG = 1  # messages between two ranks arrive in the order in which they were sent
-
-
-class NoAnswer(RankLost):
-    """A message to or from another rank failed. Rank 0 finds out which rank was lost first (`ranks.py`)."""
 
 
 class Work(Protocol):

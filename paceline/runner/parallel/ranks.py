@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from paceline import errors
-from paceline.errors import PacelineError, RankLost
+from paceline.errors import NoAnswer, PacelineError, RankLost
 from paceline.runner.loading.memory import available_memory
-from paceline.runner.parallel.exchange import Exchange, NoAnswer, join
+from paceline.runner.parallel.exchange import Exchange, join
 from paceline.runner.parallel.messages import (
     PACKAGE,
     Call,

@@ -73,7 +73,7 @@ def test_what_cannot_be_split(path: Path, degree: int, options: dict[str, Any], 
 def test_formats_and_places_that_are_not_split(path: Path) -> None:
     with pytest.raises(InvalidRequest, match="program for int8 weights is not split; take format fp32 or bf16"):
         split(read_model(str(path), format="int8"))
-    with pytest.raises(InvalidRequest, match="ranks read weights from files, and .* has none"):
+    with pytest.raises(InvalidRequest, match=r"ranks read weights from files, and .* has none"):
         split(replace(read_model(str(path), format="fp32"), stored=None))
     decoder: Any = SimpleNamespace(device=torch.device("cuda"), weight_bytes=0)
     with pytest.raises(InvalidRequest, match="models are split on device cpu only, not on cuda"):
