@@ -57,6 +57,11 @@ class EngineConfig:
         check_known(cls, options, kind="engine option")
         return cls(**(options if device == "cpu" else GPU | options))
 
+    @property
+    def is_split(self) -> bool:
+        """Whether the target runs in shards, on one rank or several."""
+        return self.tensor_parallel > 1 or self.same_bits_across_degrees
+
     def __post_init__(self) -> None:
         for name in (
             "max_sequences",

@@ -22,7 +22,7 @@ from paceline.runner.forwards.compiled import CompiledForward
 from paceline.runner.lanes import Lanes
 from paceline.runner.loading.memory import available_memory, memory_for
 from paceline.runner.loading.models import ReadyModel, read_model
-from paceline.runner.loading.splitting import split_model
+from paceline.runner.loading.splitting import check_place, split_model
 from paceline.runner.loading.stages import stage
 from paceline.runner.parallel.forward import SplitForward
 from paceline.runner.rounds.graphs import Prepared
@@ -162,13 +162,15 @@ def read_target(
 ) -> ReadyModel:
     if config.kv_format != "auto" and device == "cpu":
         raise InvalidRequest(f"kv_format {config.kv_format!r} is for a GPU; on a CPU leave it at 'auto'")
+    if config.is_split:
+        check_place(device, config.tensor_parallel)
     kv_format = "bf16" if config.kv_format == "auto" else config.kv_format
     return read_model(name, format=format, device=device, kv_format=kv_format, progress=progress)
 
 
 def split_as_asked(ready: ReadyModel, config: EngineConfig, *, threads: int | None) -> ReadyModel:
     """Return the target over as many ranks as the config says; itself if it says one."""
-    if config.tensor_parallel == 1 and not config.same_bits_across_degrees:
+    if not config.is_split:
         return ready
     return split_model(
         ready,

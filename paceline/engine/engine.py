@@ -36,7 +36,7 @@ from paceline.engine.shadow import Shadow
 from paceline.engine.stats import EngineStats, Snapshot
 from paceline.engine.stepper import Landing, Stepper
 from paceline.engine.truth import NOT_MEASURED
-from paceline.errors import EngineDead, InvalidRequest, RankLost
+from paceline.errors import EngineDead, InvalidRequest
 from paceline.kernels.base import Forward
 from paceline.kv.cache import KVCache
 from paceline.runner.lanes import Lanes
@@ -227,11 +227,7 @@ class Engine:
         if self.dead is not None or self.has_work:
             return False
         meter = self._meter
-        try:
-            return self._stepper.improve() or (meter is not None and meter.improve()) or self.shadow.improve()
-        except RankLost as error:
-            self.die(error)
-            return False
+        return self._stepper.improve() or (meter is not None and meter.improve()) or self.shadow.improve()
 
     def step(self) -> list[TokenEvent]:
         try:

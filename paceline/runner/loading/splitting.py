@@ -13,14 +13,19 @@ from paceline.runner.parallel.split import plan_split
 FORMATS = ("native", "fp32", "bf16")  # formats that torch runs; the compiled program is not split
 
 
+def check_place(device: str, degree: int) -> None:
+    """Raise InvalidRequest if models cannot be split on a device."""
+    if device != "cpu":
+        raise InvalidRequest(f"tensor_parallel {degree}: models are split on device cpu only, not on {device}")
+
+
 def split_model(
     ready: ReadyModel, *, degree: int, same_bits: bool, timeout: float, threads: int | None = None
 ) -> ReadyModel:
     """Return the model over `degree` ranks, running in torch. `timeout`: seconds that a rank may keep others waiting.
 
     Quantised weights of a file are read as float32."""
-    if ready.device != "cpu":
-        raise InvalidRequest(f"tensor_parallel {degree}: models are split on device cpu only, not on {ready.device}")
+    check_place(ready.device, degree)
     if ready.stored is None:
         raise InvalidRequest(f"tensor_parallel {degree}: ranks read weights from files, and {ready.name} has none")
     if ready.stored.format not in FORMATS:

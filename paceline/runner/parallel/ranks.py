@@ -21,6 +21,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -142,9 +143,9 @@ class Ranks:
         return self._guarded(everywhere)
 
     def free(self, key: int) -> None:
-        """Let the workers forget a model."""
-        with self._lock:
-            if self.lost is None and self.close.alive:
+        """Let the workers forget a model. Nothing is to be done if they have gone."""
+        with self._lock, suppress(RankLost):
+            if self.close.alive:
                 self._guarded(lambda: self._tell(Free(key)))
 
     def check(self) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.config import EngineConfig
+from paceline.engine.assemble import read_target
 from paceline.errors import InvalidRequest, OutOfMemory
 from paceline.llm import LLM
 from paceline.runner.loading import rank_threads
@@ -78,6 +80,8 @@ def test_formats_and_places_that_are_not_split(path: Path) -> None:
     decoder: Any = SimpleNamespace(device=torch.device("cuda"), weight_bytes=0)
     with pytest.raises(InvalidRequest, match="models are split on device cpu only, not on cuda"):
         split(replace(read_model(str(path), format="fp32"), decoder=decoder))
+    with pytest.raises(InvalidRequest, match="tensor_parallel 2: models are split on device cpu only, not on cuda"):
+        read_target("nowhere", device="cuda", config=EngineConfig.of(tensor_parallel=2))
 
 
 def test_a_rank_without_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
