@@ -22,7 +22,7 @@ from paceline.runner.parallel import ranks as module
 from paceline.runner.parallel.exchange import Exchange
 from paceline.runner.parallel.forward import SplitForward, check_memory
 from paceline.runner.parallel.messages import Failed, Hello, Message, versions
-from paceline.runner.parallel.ranks import Ranks
+from paceline.runner.parallel.ranks import Ranks, Worker
 from paceline.types import OFF, Finish, Request, SamplingParams
 from tests.rig import RIGS, build
 from tests.runner.parallel.split_models import PATIENCE, Threads, split_over, write_tiny
@@ -173,13 +173,41 @@ import sys, time
 from multiprocessing.connection import Connection
 pipe = Connection(int(sys.argv[-1]))
 pipe.send_bytes(bytes.fromhex(sys.argv[1]))
-time.sleep(60)
+sys.exit(1) if "ends" in sys.argv else time.sleep(60)
 """
 
 
 def fake(message: Message) -> list[str]:
     """The command of a worker that says one thing and then nothing."""
     return [sys.executable, "-c", FAKE, pickle.dumps(message).hex()]
+
+
+def beside(command: list[str]) -> tuple[Ranks, Worker]:
+    """A rank that is alone, with a worker that never joined."""
+    ranks = Ranks(1, threads=1)
+    worker = Worker(1, command, timeout=1.0)
+    ranks._workers.append(worker)
+    return ranks, worker
+
+
+def test_an_idle_worker_is_killed() -> None:
+    ranks, worker = beside(fake(Hello(versions(), 1 << 30)))
+    ranks.check()
+    worker.process.kill()
+    worker.process.wait()
+    for _ in range(2):
+        with pytest.raises(RankLost, match="rank 1 was killed by SIGKILL"):
+            ranks.check()
+    ranks.free(0)
+
+
+def test_a_worker_fails_in_a_pass() -> None:
+    """Its last words are the cause, and not the broken pipe."""
+    ranks, worker = beside([*fake(Failed("KeyError", "no such head")), "ends"])
+    worker.process.wait()
+    assert worker.ending == "ended with status 1"
+    with pytest.raises(RankLost, match="rank 1 failed: no such head"):
+        ranks.call(0, "compute", (), lambda: None)
 
 
 def test_versions_that_differ() -> None:
