@@ -30,6 +30,9 @@ class EngineConfig:
     max_context: int | None = None  # tokens of a sequence; None: the model's limit, as far as memory allows
     kv_memory: int | None = None  # bytes for keys and values
     kv_format: str = "auto"  # format of keys and values on a GPU: bf16 or fp8; auto: bf16
+    tensor_parallel: int = 1  # processes that the target is split over, each with a part of weights and KV memory
+    same_bits_across_degrees: bool = False  # the same bits at every tensor_parallel, for a sum in more parts
+    rank_timeout: float = 8.0  # seconds that one of these processes may keep the others waiting
     prefix_cache: bool = True  # share the pages of equal beginnings
     # Speculation. The governor keeps these limits, and drafts less where its measurements say so.
     default_drafter: str | None = None  # drafter of requests that name none; None: the portfolio, else the first one
@@ -54,8 +57,20 @@ class EngineConfig:
         check_known(cls, options, kind="engine option")
         return cls(**(options if device == "cpu" else GPU | options))
 
+    @property
+    def is_split(self) -> bool:
+        """Whether the target runs in shards, on one rank or several."""
+        return self.tensor_parallel > 1 or self.same_bits_across_degrees
+
     def __post_init__(self) -> None:
-        for name in ("max_sequences", "max_step_tokens", "max_draft", "acceptance_window", "pause_tokens"):
+        for name in (
+            "max_sequences",
+            "max_step_tokens",
+            "max_draft",
+            "acceptance_window",
+            "pause_tokens",
+            "tensor_parallel",
+        ):
             check_integer(name, getattr(self, name), 1, MAX_INTEGER)
         for name in ("max_draft_tokens", "max_draft_context"):
             check_integer(name, getattr(self, name), 0, MAX_INTEGER)
@@ -66,6 +81,7 @@ class EngineConfig:
         check_number("synthetic_acceptance", self.synthetic_acceptance, 0, 1)
         check_number("max_prompt_seconds", self.max_prompt_seconds, 0, 1e9)
         check_number("drafter_timeout", self.drafter_timeout, 0, 1e9, open_low=True)
+        check_number("rank_timeout", self.rank_timeout, 0, 1e6, open_low=True)
         object.__setattr__(self, "corpus", checked_tuple("corpus", self.corpus))
         for path in self.corpus:
             if not isinstance(path, str):
@@ -75,6 +91,7 @@ class EngineConfig:
         if self.default_drafter is not None and not isinstance(self.default_drafter, str):
             raise InvalidRequest(f"default_drafter must be a name, not {self.default_drafter!r}")
         check_flag("prefix_cache", self.prefix_cache)
+        check_flag("same_bits_across_degrees", self.same_bits_across_degrees)
         check_flag("measure_cost", self.measure_cost)
         check_flag("measure_speedup", self.measure_speedup)
         check_flag("fixed_draft", self.fixed_draft)

@@ -17,6 +17,8 @@
     ├── TrainingError             500  training cannot go on: a loss that is not finite, a process that died
     ├── ProgramError              500  a program failed or was stopped; says in which line
     ├── EngineDead                503  the engine stopped after an internal error
+    ├── RankLost                  503  a process that holds a part of the model died, hangs or does not fit the others
+    │   └── NoAnswer              503  a message between two such processes failed; which of them was lost is not known
     ├── UnknownModel              404  a request names a model that this server does not serve
     ├── QueueFull                 429  too many sequences wait; says when to try again
     ├── NotReady                  503  the server is starting, draining or closed
@@ -120,6 +122,16 @@ class ProgramError(PacelineError):
 
 class EngineDead(PacelineError):
     status = 503
+
+
+class RankLost(PacelineError):
+    """A process of a split model died, hangs, or cannot work with the others. Nothing can be computed without it."""
+
+    status = 503
+
+
+class NoAnswer(RankLost):
+    """A message to or from another rank failed. Rank 0 finds out which rank was lost first."""
 
 
 class UnknownModel(PacelineError):

@@ -10,8 +10,8 @@ from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest, UnknownOption
 
 OPTIONAL = ("max_context", "kv_memory")
-FLAGS = ("prefix_cache", "measure_cost", "measure_speedup", "fixed_draft")
-REALS = ("max_prompt_seconds", "min_acceptance", "drafter_timeout", "synthetic_acceptance")
+FLAGS = ("prefix_cache", "measure_cost", "measure_speedup", "fixed_draft", "same_bits_across_degrees")
+REALS = ("max_prompt_seconds", "min_acceptance", "drafter_timeout", "rank_timeout", "synthetic_acceptance")
 NAMES = ("kv_format", "default_drafter")
 INTEGERS = tuple(f.name for f in dataclasses.fields(EngineConfig) if f.name not in (*OPTIONAL, *FLAGS, *REALS, *NAMES))
 
@@ -38,6 +38,9 @@ def test_numbers(name: str, value: Any) -> None:
         {"max_draft": 0},
         {"min_acceptance": 1.5},
         {"drafter_timeout": 0},
+        {"rank_timeout": 0},
+        {"tensor_parallel": 0},
+        {"same_bits_across_degrees": 1},
         {"max_context": 1},
         {"kv_memory": 0},
         {"kv_format": "fp16"},

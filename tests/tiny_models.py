@@ -72,7 +72,7 @@ class Model:
 
     @functools.cached_property
     def weights(self) -> dict[str, torch.Tensor]:
-        own, other = (_random_weights(self.config, seed) for seed in (self.seed, self.seed + 1000))
+        own, other = (random_weights(self.config, seed) for seed in (self.seed, self.seed + 1000))
         return {name: weight + self.noise * other[name] for name, weight in own.items()}
 
 
@@ -97,7 +97,7 @@ def cuda_head(head: EagleHead, target: Any) -> Any:
     return made
 
 
-def _random_weights(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
+def random_weights(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     drawn = {name: torch.randn(shape, generator=generator) for name, shape in expected_shapes(config).items()}
     scales = {"embed": 0.3, "head": 0.3}  # larger than the layers: greedy text falls into loops now and then

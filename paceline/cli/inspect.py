@@ -75,13 +75,14 @@ def run(args: Namespace) -> int:
 
 def _facts(args: Namespace) -> Facts:
     from paceline.drafters.registry import recipe
-    from paceline.engine.assemble import read_target, share_memory
+    from paceline.engine.assemble import read_target, share_memory, split_as_asked
     from paceline.runner.loading.models import choose_device
 
     device = choose_device(args.device)
     config = engine_config(args, device=device)
     with progress_bar(f"loading {args.target}") as progress:
         target = read_target(args.target, format=args.format, device=device, config=config, progress=progress)
+    target = split_as_asked(target, config, threads=args.threads)
     recipes = []
     for words in drafters_of(args):
         with progress_bar(f"loading {words}") as progress:

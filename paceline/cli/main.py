@@ -1,8 +1,9 @@
 """The `paceline` program: its commands, and the exit status of each outcome.
 
     0    done
-    1    the run failed: the engine died, training stopped, speculation changed a text of the demo or of an audit,
-         requests of `bench serve` failed, `bench compare` found a regression, or nothing kept to the `--slo` of `tune`
+    1    the run failed: the engine died, a rank was lost, training stopped, speculation changed a text of the demo or
+         of an audit, requests of `bench serve` failed, `bench compare` found a regression, or nothing kept to the
+         `--slo` of `tune`
     2    the request cannot be served: a bad option, model, prompt or parameter
     130  interrupted with Ctrl-C; a measurement, an audit or a training keeps what it has
     143  the same, by SIGTERM; `serve` drains instead and exits with 0
@@ -46,7 +47,7 @@ from paceline.cli import (
 from paceline.cli import list as list_command
 from paceline.cli.interrupts import interrupted_status, stopped_by_signals
 from paceline.cli.parser import Parser
-from paceline.errors import EngineDead, InvalidRequest, PacelineError, TrainingError, UnknownOption
+from paceline.errors import EngineDead, InvalidRequest, PacelineError, RankLost, TrainingError, UnknownOption
 
 DESCRIPTION = """Exact speculative decoding for LLMs: the same text, sooner.
 
@@ -96,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()  # here, where BrokenPipeError is caught
     except PacelineError as error:
         print(f"paceline: error: {_one_line(error)}", file=sys.stderr)
-        return 1 if isinstance(error, EngineDead | TrainingError) else 2
+        return 1 if isinstance(error, EngineDead | RankLost | TrainingError) else 2
     except KeyboardInterrupt:
         return interrupted_status()
     except BrokenPipeError:

@@ -37,6 +37,9 @@ ENGINE_HELP = {
     "kv_memory": "memory for keys and values, such as 512M or 2G (default: at most 4G, a quarter of what is free; on a "
     "GPU all that weights and the largest passes leave)",
     "kv_format": "of keys and values on a GPU: bf16 or fp8",
+    "tensor_parallel": "processes that the model is split over (docs/scale.md); on a CPU, at most one for each core",
+    "same_bits_across_degrees": "the same bits with every --tensor-parallel, 1 included; slower",
+    "rank_timeout": "seconds that a process of a split model may keep the others waiting, before all requests fail",
     "prefix_cache": "share the pages of equal beginnings",
     "default_drafter": "drafter of requests that name none, such as eagle (default: the portfolio, else the first one)",
     "measure_cost": "draft no token that costs more time than it saves",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.config import EngineConfig
@@ -22,9 +20,11 @@ from paceline.models.advice import Advice
 from paceline.models.weights import Format, Progress
 from paceline.runner.forwards.compiled import CompiledForward
 from paceline.runner.lanes import Lanes
-from paceline.runner.loading.memory import memory_for
+from paceline.runner.loading.memory import available_memory, memory_for
 from paceline.runner.loading.models import ReadyModel, read_model
+from paceline.runner.loading.splitting import check_place, split_model
 from paceline.runner.loading.stages import stage
+from paceline.runner.parallel.forward import SplitForward
 from paceline.runner.rounds.graphs import Prepared
 from paceline.runner.rounds.protocol import DeviceDrafter
 from paceline.text.tokenizer import Tokenizer
@@ -90,6 +90,7 @@ def assemble(
     ready = target
     if isinstance(ready, str):
         ready = read_target(ready, format=format, device=device, config=config, progress=progress)
+    ready = split_as_asked(ready, config, threads=threads)
     recipes: dict[str, Recipe] = {}
     for words in drafters:
         made = recipe(words, ready, progress=progress)
@@ -135,6 +136,7 @@ def assemble(
         default_drafter=_default(recipes, config),
         tokenizer=ready.tokenizer,
         rounds=rounds,
+        watch=forward.ranks.check if isinstance(forward, SplitForward) else None,
     )
     prepared = None
     if rounds is not None:
@@ -161,8 +163,23 @@ def read_target(
 ) -> ReadyModel:
     if config.kv_format != "auto" and device == "cpu":
         raise InvalidRequest(f"kv_format {config.kv_format!r} is for a GPU; on a CPU leave it at 'auto'")
+    if config.is_split:
+        check_place(device, config.tensor_parallel)
     kv_format = "bf16" if config.kv_format == "auto" else config.kv_format
     return read_model(name, format=format, device=device, kv_format=kv_format, progress=progress)
+
+
+def split_as_asked(ready: ReadyModel, config: EngineConfig, *, threads: int | None) -> ReadyModel:
+    """Return the target over as many ranks as the config says; itself if it says one."""
+    if not config.is_split:
+        return ready
+    return split_model(
+        ready,
+        degree=config.tensor_parallel,
+        same_bits=config.same_bits_across_degrees,
+        timeout=config.rank_timeout,
+        threads=threads,
+    )
 
 
 def _rounds(
@@ -278,12 +295,3 @@ def _budget(target: ReadyModel, recipes: Sequence[Recipe], config: EngineConfig)
     free, total = torch.cuda.mem_get_info(target.decoder.device)
     lanes = config.max_sequences * sum(made.lane_bytes for made in recipes)
     return max(0, free - lanes - max(GRAPH_MEMORY, int(GRAPH_SHARE * total)))
-
-
-def available_memory() -> int:
-    """Return the bytes of memory that can be used without swapping."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) << 10
-    except (OSError, StopIteration):  # not Linux: half of the installed memory
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -62,21 +62,24 @@ class Engine:
         default_drafter: str | None = None,
         tokenizer: Tokenizer | None = None,
         rounds: Rounds | None = None,
+        watch: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`even_context`: see ReadingPace.
+        """`even_context`: see ReadingPace. `watch` raises if the engine lost a process that it needs.
 
         With `rounds`, a step runs on a device if the device can run every sequence. A drafter has the same name in
         `drafters` and in `rounds`; either may have drafters that the other lacks."""
         self.drafters = dict(drafters or {})
         self.stats = EngineStats(synthetic_acceptance=config.synthetic_acceptance)
         self.dead: str | None = None
+        self.failure: Exception | None = None  # that the engine died of
         self.max_draft = config.max_draft  # tokens of the longest draft
         self.drafter_timeout = config.drafter_timeout  # seconds
         self.is_hot = rounds is None  # drafters may be added and removed while it runs
         self._lanes = lanes
         self._cache = cache
         self._clock = clock
+        self.watch = watch
         self._admission = Admission(
             vocab_size=forward.vocab_size,
             max_context=max_context,
@@ -231,10 +234,14 @@ class Engine:
             self._step()
         except Exception as error:  # of any kind: no request may wait for ever
             logger.exception("the engine failed")
-            self.dead = f"{type(error).__name__}: {error}"
-            self._abandon()
+            self.die(error)
         events, self._events = self._events, []
         return events
+
+    def die(self, error: Exception) -> None:
+        """End every sequence with an error, for good."""
+        self.dead, self.failure = f"{type(error).__name__}: {error}", error
+        self._abandon()
 
     def _step(self) -> None:
         self._expire(self._accounting.begin())

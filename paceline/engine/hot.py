@@ -18,9 +18,10 @@ from paceline.drafters.portfolio import PortfolioDrafter
 from paceline.drafters.prediction import PREDICTION
 from paceline.drafters.recipe import Recipe
 from paceline.drafters.registry import PORTFOLIO, check_corpus, check_device, recipe
-from paceline.engine.assemble import Parts, available_memory, build_drafter
+from paceline.engine.assemble import Parts, build_drafter
 from paceline.errors import InvalidRequest, OutOfMemory, UnknownOption
 from paceline.models.weights import Progress
+from paceline.runner.loading.memory import available_memory
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NONE = "none"  # the name that stands for plain decoding

@@ -11,7 +11,8 @@ Steps that follow each other within `interval` share a delivery; an event that e
 happens to the engine or the thread, `deliver` hears of it: the broad `except` in `_run` ensures this.
 
 While the thread is idle it checks the KV cache, once in each idle period. An inconsistent cache could change the
-target's output, so the engine is then dead, as after a failed step.
+target's output, so the engine is then dead, as after a failed step. It also looks whether the processes of a split
+model are still there.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from collections.abc import Callable
 from functools import partial
 
 from paceline.engine.engine import Engine
+from paceline.errors import RankLost
 from paceline.types import TokenEvent
 
 logger = logging.getLogger(__name__)
 
 IDLE_CHECK_SECONDS = 5.0  # idle time before the KV cache is checked; a check takes 0.5 µs a page, 0.14 s for 300,000
+WATCH_SECONDS = 1.0  # idle time between two looks at the processes of a split model
 
 Order = Callable[[Engine], None]
 Deliver = Callable[[list[TokenEvent], str | None], None]
@@ -112,15 +115,27 @@ class EngineThread:
         """Sleep until there is an order or the engine has work. False: the thread is to end."""
         if not self._sleep(engine, IDLE_CHECK_SECONDS):
             self._check_integrity(engine)  # without the lock, so that orders can come in
-            while not self._sleep(engine, 0) and engine.improve():
+            while not self._sleep(engine, 0) and self._tended(engine, engine.improve):
                 pass
-            self._sleep(engine, None)
+            watch = engine.watch or (lambda: None)
+            while not self._sleep(engine, WATCH_SECONDS if engine.watch and not engine.dead else None):
+                self._tended(engine, watch)
         return bool(self._orders) or engine.has_work
 
     def _sleep(self, engine: Engine, seconds: float | None) -> bool:
         """Sleep for `seconds` at most. True: there is an order, the engine has work, or the thread is to end."""
         with self._wake:
             return self._wake.wait_for(lambda: bool(self._orders) or engine.has_work or self._stop, seconds)
+
+    def _tended(self, engine: Engine, work: Callable[[], object]) -> bool:
+        """Use an idle moment for some work, and return whether more is to do. A rank that is lost meanwhile ends the
+        engine, as in a step."""
+        try:
+            return bool(work())
+        except RankLost as error:
+            engine.die(error)
+            self._deliver([], engine.dead)
+            return False
 
     def _check_integrity(self, engine: Engine) -> None:
         if engine.dead is not None:

@@ -8,9 +8,10 @@ docs/architecture.md lists which operation is where.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -66,26 +67,30 @@ class Decoder:
 
         Keys and values go to the backend's KV memory; the states at the `taps` are appended to `kept`."""
         backend.begin(batch)
-        x = self.embed(batch.tokens)
-        if self.config.embedding_scale != 1.0:
-            x = x * torch.tensor(self.config.embedding_scale, dtype=self.dtype, device=x.device)
         angles = self.angles(batch.positions)
-        for index in range(len(self.layers)):
-            if kept is not None and index in taps:
-                kept.append(x)
-            x = self.layer(index, x, angles, backend)
-        if kept is not None and len(self.layers) in taps:
-            kept.append(self.states(x))
-        if kept is not None and len(self.layers) + 1 in taps:
-            kept.append(x)
-        return x
+        layers = [partial(self.layer, index, angles=angles, backend=backend) for index in range(len(self.layers))]
+        x = scaled(self.embed(batch.tokens), self.config.embedding_scale)
+        return run_layers(x, layers, states=self.states, taps=taps, kept=kept)
 
     def layer(self, index: int, x: Tensor, angles: Angles, backend: Backend, *, inputs: Tensor | None = None) -> Tensor:
         """Compute the output of a layer from x [rows, hidden]. Attention reads `inputs`, or the norm of x."""
-        if inputs is None:
-            inputs = self._norm(f"{self.layers[index].prefix}.attn_norm", x)
-        x = x + self._attention(index, inputs, angles, backend)
-        return x + self._mlp(self.layers[index], self._norm(f"{self.layers[index].prefix}.mlp_norm", x), backend)
+        inputs = self.attention_inputs(index, x) if inputs is None else inputs
+        x = x + self.after_attention(index, self.attention(index, inputs, angles, backend))
+        return x + self.after_mlp(index, self.mlp(index, self.mlp_inputs(index, x), backend))
+
+    def attention_inputs(self, index: int, x: Tensor) -> Tensor:
+        return self._norm(f"{self.layers[index].prefix}.attn_norm", x)
+
+    def mlp_inputs(self, index: int, x: Tensor) -> Tensor:
+        return self._norm(f"{self.layers[index].prefix}.mlp_norm", x)
+
+    def after_attention(self, index: int, out: Tensor) -> Tensor:
+        """Return what attention adds to the residual stream, from its output."""
+        return self._norm(f"{self.layers[index].prefix}.post_attn_norm", out) if self.config.post_norms else out
+
+    def after_mlp(self, index: int, out: Tensor) -> Tensor:
+        """Return what the MLP adds to the residual stream, from its output."""
+        return self._norm(f"{self.layers[index].prefix}.post_mlp_norm", out) if self.config.post_norms else out
 
     def angles(self, positions: Tensor) -> Angles:
         """Return cosines and sines of the rotations at positions [rows], for each kind of layer."""
@@ -106,7 +111,8 @@ class Decoder:
     def embed(self, tokens: Tensor) -> Tensor:
         return embed(tokens, self.weights["embed"], self.dtype)
 
-    def _attention(self, index: int, x: Tensor, angles: Angles, backend: Backend) -> Tensor:
+    def attention(self, index: int, x: Tensor, angles: Angles, backend: Backend) -> Tensor:
+        """Compute the output of a layer's attention from its inputs x [rows, hidden], and store keys and values."""
         config, layer = self.config, self.layers[index]
         prefix, turned = layer.prefix, angles[layer.frequencies]
         q, k, v = (self._linear(f"{prefix}.{name}", x, backend).view(len(x), -1, config.head_dim) for name in "qkv")
@@ -114,14 +120,13 @@ class Decoder:
             q, k = self._norm(f"{prefix}.q_norm", q), self._norm(f"{prefix}.k_norm", k)
         backend.store(index, rope(k, *turned), v)
         out = backend.attend(index, rope(q, *turned), window=layer.window, scale=self.scale)
-        out = self._linear(f"{prefix}.o", out.flatten(1), backend)
-        return self._norm(f"{prefix}.post_attn_norm", out) if config.post_norms else out
+        return self._linear(f"{prefix}.o", out.flatten(1), backend)
 
-    def _mlp(self, layer: LayerSpec, x: Tensor, backend: Backend) -> Tensor:
-        prefix = layer.prefix
+    def mlp(self, index: int, x: Tensor, backend: Backend) -> Tensor:
+        """Compute the output of a layer's MLP from its inputs x [rows, hidden]."""
+        prefix = self.layers[index].prefix
         gate = activate(self._linear(f"{prefix}.gate", x, backend), self.config.activation)
-        out = self._linear(f"{prefix}.down", gate * self._linear(f"{prefix}.up", x, backend), backend)
-        return self._norm(f"{prefix}.post_mlp_norm", out) if self.config.post_norms else out
+        return self._linear(f"{prefix}.down", gate * self._linear(f"{prefix}.up", x, backend), backend)
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         weight = self.weights[name]
@@ -132,6 +137,33 @@ class Decoder:
         bias = self.weights.get(f"{name}.bias")
         assert bias is None or isinstance(bias, Tensor), f"{name}.bias is quantised"
         return backend.linear(x, self.weights[name], bias)
+
+
+def run_layers(
+    x: Tensor,
+    layers: Sequence[Callable[[Tensor], Tensor]],
+    *,
+    states: Callable[[Tensor], Tensor],
+    taps: Sequence[int] = (),
+    kept: list[Tensor] | None = None,
+) -> Tensor:
+    """Send the residual stream x [rows, hidden] through all layers, and append the states at the `taps` to `kept`.
+
+    `states`: the last norm."""
+    for index, layer in enumerate(layers):
+        if kept is not None and index in taps:
+            kept.append(x)
+        x = layer(x)
+    if kept is not None and len(layers) in taps:
+        kept.append(states(x))
+    if kept is not None and len(layers) + 1 in taps:
+        kept.append(x)
+    return x
+
+
+def scaled(embedded: Tensor, scale: float) -> Tensor:
+    """Multiply embeddings by the model's scale, rounded to their type."""
+    return embedded if scale == 1.0 else embedded * torch.tensor(scale, dtype=embedded.dtype, device=embedded.device)
 
 
 def activate(x: Tensor, activation: str) -> Tensor:

@@ -9,7 +9,7 @@ call, because waking the event loop takes time from a small model's step; an eve
 
 Every request ends exactly once: each of its samples gets one event with `finish` set, whatever happens to the reader,
 the engine or the thread. If the engine is dead, the log has the reason, /health is 503, and requests are refused until
-the server is restarted.
+the server is restarted. If it died of a lost rank, the server ends (`server/process.py`).
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class Bridge:
         self.stream_interval = stream_interval  # seconds; may change at any time
         self.state: State = "starting"
         self.dead: str | None = None  # reason of the state "dead"; for the log alone, since it may name internals
+        self.on_death: Callable[[], None] = lambda: None  # called on the loop when the engine has died
         self.listeners: list[Callable[[TokenEvent], None]] = []  # called on the loop with every event, read or not
         self.watchers: list[Callable[[Request], None]] = []  # called on the loop with every request that is taken
         self._clock = clock
@@ -268,6 +269,7 @@ class Bridge:
         ]
         for event in events:
             self._hand(event)
+        self.on_death()
         return events
 
     def _retry_after(self) -> int:

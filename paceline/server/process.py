@@ -6,6 +6,8 @@ the model are told to come again. A model that cannot be loaded ends the server 
 SIGTERM or SIGINT starts to drain: the server takes no new requests and gives running ones `drain_timeout` seconds. A
 second such signal aborts them; a third exits without waiting. While the model loads, the first ends the loading. SIGHUP
 reads the settings anew. A draining server still answers HTTP, so that /health can report it.
+
+A server that lost a rank of a split model ends its requests and itself with an error: only a new start would help.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import Any
 
 import uvicorn
 
-from paceline.errors import InvalidRequest, PacelineError
+from paceline.errors import EngineDead, InvalidRequest, PacelineError, RankLost
 from paceline.server import logs
 from paceline.server.app import create_app
 from paceline.server.banner import announce, chosen
@@ -138,8 +140,10 @@ class ServerProcess:
         self.live: CurrentSettings = self.app.state.live
         self.live.source = source
         self.live.listeners.append(self._apply)
+        bridge.on_death = self._end_without_ranks
         self.server = Server(_config(self.app, settings))
         self._signals = 0
+        self._lost: RankLost | None = None  # why the server ends by itself
         self._starting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -161,6 +165,8 @@ class ServerProcess:
             await self.bridge.close()
             if self.tracer is not None:
                 await asyncio.to_thread(self.tracer.close)
+        if self._lost is not None:
+            raise EngineDead(f"the engine stopped: {self._lost}; start the server anew")
 
     async def _start(self) -> None:
         """Load the model once the server listens, and start to serve. An error ends the server."""
@@ -189,6 +195,12 @@ class ServerProcess:
         task = asyncio.get_running_loop().create_task(self._drain(timeout))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _end_without_ranks(self) -> None:
+        """End the server if its engine died of a lost rank."""
+        failure = self.bridge.llm.engine.failure
+        if isinstance(failure, RankLost):
+            self._lost, self.server.should_exit = failure, True
 
     def reload(self) -> None:
         try:

@@ -45,6 +45,9 @@ ENGINE: dict[str, tuple[str, Any]] = {
     "pause_tokens": ("7", 7),
     "corpus": ("notes.txt", ("notes.txt",)),
     "drafter_timeout": ("0.5", 0.5),
+    "tensor_parallel": ("2", 2),
+    "same_bits_across_degrees": ("", True),
+    "rank_timeout": ("2.5", 2.5),
     "fixed_draft": ("", True),
     "synthetic_acceptance": ("0.8", 0.8),
 }

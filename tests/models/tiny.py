@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import transformers
 
-from paceline.kernels.base import PAGE_SIZE, Batch
 from paceline.models.load import load_model
 from paceline.runner.forwards.torch import TorchForward
+from tests.tiny_batches import chunks_of as chunks_of
 
 PAGES = 8
 COMMON = {
@@ -75,27 +75,6 @@ def build_tiny(family: str) -> Any:
 def load_eager(path: Path, **options: Any) -> TorchForward:
     model = load_model(str(path), **options)
     return TorchForward(model.config, model.weights, num_pages=PAGES)
-
-
-def chunks_of(tokens: Sequence[int], sizes: Sequence[int], *, pages: Sequence[int] = (5, 2, 7, 1)) -> list[Batch]:
-    """One sequence as passes of the given sizes, its pages scattered, logits wanted for every row."""
-    batches, start = [], 0
-    for size in sizes:
-        rows = torch.arange(start, start + size)
-        slots = torch.tensor(pages)[rows // PAGE_SIZE] * PAGE_SIZE + rows % PAGE_SIZE
-        batches.append(
-            Batch(
-                tokens=torch.tensor(tokens[start : start + size], dtype=torch.int32),
-                positions=rows.int(),
-                slots=slots.int(),
-                row_starts=torch.tensor([0, size], dtype=torch.int32),
-                bases=torch.tensor([start + size], dtype=torch.int32),
-                page_table=torch.tensor([pages], dtype=torch.int32),
-                logit_rows=torch.arange(size, dtype=torch.int32),
-            )
-        )
-        start += size
-    return batches
 
 
 def run(forward: TorchForward, tokens: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:

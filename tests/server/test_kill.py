@@ -19,8 +19,10 @@ from typing import Any
 import httpx
 import pytest
 
+from paceline.errors import EngineDead
 from paceline.llm import LLM
-from tests.server.alive import Alive, scenario, until
+from paceline.runner.parallel.forward import SplitForward
+from tests.server.alive import PATIENCE, Alive, scenario, until
 from tests.server.api import tiny_llm
 
 pytestmark = pytest.mark.usefixtures("log")
@@ -177,6 +179,26 @@ def test_a_failure_under_load(
         assert (await stream(server, COUNT)).status == 503
 
     scenario(llm, play)
+
+
+def test_a_rank_is_killed_under_load(tmp_path: Path, log: io.StringIO) -> None:
+    """Every request ends once, and the server ends with the cause."""
+    llm = tiny_llm(tmp_path, tensor_parallel=2, rank_timeout=float(PATIENCE))
+    forward = llm.parts.context.target
+    assert isinstance(forward, SplitForward)
+
+    async def play(server: Alive) -> None:
+        running = await load(server, tokens=200)
+        await until(lambda: llm.engine.stats.steps > 5)
+        os.kill(forward.ranks.pids()[1], signal.SIGKILL)
+        for end in await asyncio.gather(*running):
+            assert end.ends in (("engine_error",), ("engine_dead",)), "one end"
+        await until(lambda: server.process.server.should_exit)
+
+    with pytest.raises(EngineDead, match="rank 1 was killed by SIGKILL; start the server anew"):
+        scenario(llm, play)
+    assert set(ends_in(log)) == {f"r-{index}" for index in range(COUNT)}
+    assert "rank 1 was killed by SIGKILL" in log.getvalue()
 
 
 def test_a_full_queue_under_load(tmp_path: Path, alone: list[str]) -> None:

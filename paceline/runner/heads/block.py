@@ -146,9 +146,9 @@ class _BlockDecoder(Decoder):
             return super().layer(index, x, angles, backend, inputs=inputs)
         layer = self.layers[index]
         inputs, after = self._around(f"{layer.prefix}.attn_conv", self._norm(f"{layer.prefix}.attn_norm", x))
-        x = x + after(self._attention(index, inputs, angles, backend))
+        x = x + after(self.attention(index, inputs, angles, backend))
         inputs, after = self._around(f"{layer.prefix}.mlp_conv", self._norm(f"{layer.prefix}.mlp_norm", x))
-        return x + after(self._mlp(layer, inputs, backend))
+        return x + after(self.mlp(index, inputs, backend))
 
     def _around(self, name: str, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         base = self.weights[f"{name}.base"]

@@ -1,13 +1,15 @@
-"""Memory of weights: their bytes by format as they will run, and an error that names what did not fit on a device.
+"""Memory: bytes of weights by format as they will run, what is free, and an error that names what did not fit.
 
 `packed`: kernels read quantised weights as they are; otherwise the weights are dequantised to float32.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -78,3 +80,12 @@ def _bytes_in_use(weight: Weight, *, packed: bool) -> int:
     if isinstance(weight, Tensor) or packed:
         return weight_bytes(weight)
     return 4 * weight.q.numel()  # float32
+
+
+def available_memory() -> int:
+    """Return the bytes of memory that can be used without swapping."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) << 10
+    except (OSError, StopIteration):  # not Linux: half of the installed memory
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

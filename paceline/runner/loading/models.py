@@ -41,8 +41,11 @@ from paceline.runner.forwards.torch import TorchForward
 from paceline.runner.heads.sketch import UP
 from paceline.runner.loading.memory import WeightPart, memory_for, pass_bytes, weight_parts
 from paceline.runner.loading.pack_cache import Origin, cached
+from paceline.runner.loading.rank_threads import threads_of_a_rank
 from paceline.runner.loading.shortlist import fill_shortlist
 from paceline.runner.loading.stages import stage
+from paceline.runner.parallel.forward import split_forward
+from paceline.runner.parallel.split import Split
 from paceline.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -76,6 +79,8 @@ class ReadyModel:
     kv_format: str = "bf16"  # format of keys and values on a CUDA device; the kernels of a CPU have one of their own
     parts: Sequence[WeightPart] = ()  # weights by format, the most bytes first; counted before a Forward takes them
     stored: StoredWeights | None = None  # None: `model.weights` have data
+    split: Split | None = None  # over several ranks; None: this process has all of it
+    rank_timeout: float = 8.0  # seconds that a rank may keep the others waiting
     shortlist: bool = False  # compiled from files: drafts compute a shortlist of outputs (docs/adr/0013)
     pass_bytes: int = field(init=False)  # bytes of weights that a pass reads; counted before a Forward takes them
 
@@ -106,6 +111,8 @@ class ReadyModel:
         if self.compiled:
             return kv_bytes_per_page(config)
         dtype = KV_DTYPES[self.kv_format] if self.decoder else _dtype(self.model)
+        if self.split is not None:
+            return self.split.page_bytes(config, dtype)
         return page_bytes(config.num_layers, config.num_kv_heads, config.head_dim, dtype)
 
     def profile(self, rows: int, outs: int) -> None:
@@ -123,6 +130,8 @@ class ReadyModel:
             dtype, device = KV_DTYPES[self.kv_format], self.decoder.device
             kv = new_kv(config, num_pages=num_pages, dtype=dtype, device=device)
             return CudaForward(self.decoder, kv, taps=taps)
+        if self.split is not None:
+            return self._split_forward(num_pages=num_pages, threads=threads, taps=taps)
         try:
             if self.compiled:
                 # Torch does little between passes, and its idle threads would spin on the kernels' cores.
@@ -145,8 +154,28 @@ class ReadyModel:
                 "choose a smaller format such as int4"
             ) from error
 
+    def _split_forward(self, *, num_pages: int, threads: int | None, taps: Sequence[int]) -> Forward:
+        """Start the ranks, and have each read its shards."""
+        assert self.split is not None, f"{self.name} is not split"
+        assert self.stored is not None, "ranks read weights from files"
+        return split_forward(
+            str(self.model.path),
+            split=self.split,
+            format=self.stored.format,
+            dtype=_dtype(self.model),
+            weight_bytes=self.unread_bytes,
+            kv_bytes=num_pages * self.page_bytes,
+            num_pages=num_pages,
+            threads=self.known_threads(threads).threads,
+            timeout=self.rank_timeout,
+            taps=taps,
+            progress=self.stored.progress,
+        )
+
     def known_threads(self, threads: int | None) -> ThreadChoice:
         """Return the number of threads of a Forward on a CPU, as far as it is known before one is built."""
+        if self.split is not None:
+            return threads_of_a_rank(self.split, threads)
         if not self.compiled:
             return ThreadChoice(threads or torch.get_num_threads(), "of torch" if threads is None else "as asked for")
         return known_choice(threads, thread_question(self.model.config, decoder_layout(self.model.weights)))

@@ -1,0 +1,1 @@
+"""Tensor parallelism: one model split over several processes, of which rank 0 has the engine and the others compute."""

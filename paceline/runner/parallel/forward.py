@@ -1,0 +1,135 @@
+"""The Forward of a model that is split over ranks, on rank 0. It is as bitwise as torch is: see `forwards/torch.py`.
+
+One small message goes to the workers for each pass: the batch. Everything else that a step decides on, drafts, draws
+and acceptance, happens on rank 0 alone, so no rank can decide differently.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from paceline.errors import OutOfMemory
+from paceline.kernels.base import Batch, KVMemory, Output
+from paceline.kernels.noise import pick
+from paceline.models.weights import Format, Progress
+from paceline.runner.parallel.messages import Load
+from paceline.runner.parallel.part import load_part, use_threads
+from paceline.runner.parallel.ranks import Ranks
+from paceline.runner.parallel.split import Split
+
+T = TypeVar("T")
+
+
+class SplitKV:
+    """Implements KVMemory: the heads of all ranks under the same page ids."""
+
+    def __init__(self, forward: SplitForward, *, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self._forward = weakref.proxy(forward)
+
+    def move(self, source: Sequence[int], target: Sequence[int]) -> None:
+        self._forward.everywhere("move", list(source), list(target))
+
+    def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        pair: tuple[Tensor, Tensor] = self._forward.everywhere("read", slots)
+        return pair
+
+
+class SplitForward:
+    """Implements Forward."""
+
+    bitwise = False
+    pick = staticmethod(pick)
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        path: str,
+        *,
+        split: Split,
+        format: Format,
+        dtype: torch.dtype,
+        num_pages: int,
+        taps: Sequence[int] = (),
+        progress: Progress | None = None,
+    ) -> None:
+        """Have all ranks read their shards of the model at `path`."""
+
+        def load(key: int) -> Load:
+            return Load(key, path, format, split, num_pages=num_pages, dtype=dtype, taps=tuple(taps))
+
+        self.ranks = ranks
+        self._key, self._part = ranks.load(load, lambda order, exchange: load_part(order, exchange, progress=progress))
+        self.vocab_size = self._part.config.vocab_size
+        self.taps = taps
+        self.kv: KVMemory = SplitKV(self, num_pages=num_pages)
+        self.close = weakref.finalize(self, ranks.free, self._key)
+
+    def __call__(self, batch: Batch) -> Output:
+        output: Output = self.everywhere("compute", batch)
+        return output
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        embedded: Tensor = self.everywhere("embed", tokens)
+        return embedded
+
+    def project(self, states: Tensor) -> Tensor:
+        logits: Tensor = self.everywhere("project", states.float())
+        return logits
+
+    def everywhere(self, method: str, *arguments: object) -> T:  # type: ignore[type-var]
+        """Run a method of ShardedDecoder on every rank, and return what rank 0 gets. On a new thread torch forgets its
+        number of threads, which decides on bits."""
+        use_threads(self.ranks.threads)
+        result: T = self.ranks.call(self._key, method, arguments, getattr(self._part, method))
+        return result
+
+
+def split_forward(
+    path: str,
+    *,
+    split: Split,
+    format: Format,
+    dtype: torch.dtype,
+    weight_bytes: int,
+    kv_bytes: int,
+    num_pages: int,
+    threads: int,
+    timeout: float,
+    taps: Sequence[int] = (),
+    progress: Progress | None = None,
+) -> SplitForward:
+    """Start the ranks and load a model on them. `weight_bytes` and `kv_bytes` are those of all ranks together."""
+    use_threads(threads)
+    ranks = Ranks(split.degree, threads=threads, timeout=timeout)
+    try:
+        check_memory(ranks.memory, (weight_bytes + kv_bytes) // split.degree)
+        return SplitForward(
+            ranks,
+            path,
+            split=split,
+            format=format,
+            dtype=dtype,
+            num_pages=num_pages,
+            taps=taps,
+            progress=progress,
+        )
+    except BaseException:
+        ranks.close()
+        raise
+
+
+def check_memory(free: Sequence[int], need: int) -> None:
+    """Raise OutOfMemory if a rank's part of the machine's free memory is too small. `free`: what each rank finds."""
+    for rank, found in enumerate(free):
+        share = found // len(free)
+        if share < need:
+            raise OutOfMemory(
+                f"rank {rank} needs {need / 2**20:.0f} MiB for weights and KV cache, and its share of the free memory "
+                f"is {share / 2**20:.0f} MiB: lower kv_memory or max_context, or take format bf16"
+            )

@@ -1,0 +1,157 @@
+"""What rank 0 and a worker say to each other outside of a pass, and the pipe that carries it.
+
+    worker                              rank 0
+    Hello ─────────────────────────────▶         what runs here
+          ◀──────────────────────────── Join     be this rank of this group
+          ◀──────────────────────────── Load     read your shards of a model
+    Loaded or Failed ──────────────────▶
+          ◀──────────────────────────── Call     one for each pass; nothing is answered
+          ◀──────────────────────────── Free     forget a model
+
+A pipe that is closed means that the other side has gone. Messages are pickled: both ends are Paceline's own processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import platform
+import socket
+import struct
+from dataclasses import dataclass, fields
+from functools import cache
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.kernels.base import Batch
+from paceline.models.weights import Format
+from paceline.runner.parallel.split import Split
+
+PACKAGE = Path(__file__).parents[2]
+ROOMS = ("kernels", "models", "runner")  # whose sources decide on the bits of a pass
+SEND_BUFFER = 1 << 20  # bytes that a pipe holds for a worker that is still busy: several passes
+UNUSED = ("seeds", "inverse_temperatures", "roots")  # parts of a batch that only a pass which draws tokens reads
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What runs in a process, and the memory that it finds free."""
+
+    versions: tuple[str, ...]
+    memory: int  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """The place of a process among the ranks."""
+
+    rank: int
+    size: int
+    store: str  # file in which ranks find each other
+    timeout: float  # seconds that a message between ranks may take
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A model to read, and the memory to set up for it."""
+
+    key: int  # names the model in later messages
+    path: str
+    format: Format  # resolved; a format of floats
+    split: Split
+    num_pages: int
+    dtype: torch.dtype
+    taps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A worker has read its shards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A worker ends after an error."""
+
+    kind: str  # class of the error
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A method of a loaded model that all ranks run at once."""
+
+    key: int
+    method: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """A model that is no longer needed."""
+
+    key: int
+
+
+Message = Hello | Join | Load | Loaded | Failed | Call | Free
+
+
+@cache
+def versions() -> tuple[str, ...]:
+    """Name the versions that decide on the bits of a pass."""
+    digest = hashlib.sha256()
+    for room in ROOMS:
+        for path in sorted((PACKAGE / room).rglob("*.py")):
+            digest.update(path.read_bytes())
+    sources = digest.hexdigest()[:8]
+    return f"Paceline's sources {sources}", f"torch {torch.__version__}", f"Python {platform.python_version()}"
+
+
+class Pipe:
+    """One end of the connection between rank 0 and a worker."""
+
+    def __init__(self, descriptor: int, *, timeout: float | None = None) -> None:
+        """`timeout`: seconds after which a message that the other side does not take raises OSError."""
+        self._connection = Connection(descriptor)
+        if timeout is not None:
+            limit = struct.pack("ll", int(timeout), int(timeout % 1 * 1e6))
+            with socket.socket(fileno=os.dup(descriptor)) as side:
+                side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+                side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+
+    def send(self, message: Message) -> None:
+        self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+    def receive(self) -> Message:
+        """Return the next message. Raises EOFError or OSError if the other side has gone."""
+        message: Message = pickle.loads(self._connection.recv_bytes())
+        return message
+
+    def poll(self, seconds: float = 0.0) -> bool:
+        """Wait for a message, or for the end of the other side."""
+        return self._connection.poll(seconds)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def flat(value: Any) -> Any:
+    """Turn tensors into arrays: plain pickles of tensors take ten times as long."""
+    if isinstance(value, Batch):
+        parts = {field.name: getattr(value, field.name) for field in fields(Batch) if field.name not in UNUSED}
+        return {name: flat(part) for name, part in parts.items()}
+    return value.numpy() if isinstance(value, Tensor) else value
+
+
+def whole(value: Any) -> Any:
+    """Invert `flat`."""
+    if isinstance(value, dict):
+        return Batch(**{name: whole(part) for name, part in value.items()})
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value

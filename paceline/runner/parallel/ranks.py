@@ -1,0 +1,235 @@
+"""The workers of rank 0: processes that it starts, calls and ends, and what it says when one is lost.
+
+A worker that dies breaks a connection, which every other rank notices at once. One that is stuck is noticed after
+`timeout` seconds. Then all workers are killed, and every later call raises the same error: nothing waits for ever.
+
+Calls may come from several threads, such as a drafter's beside the engine's. A lock keeps each call whole, so all ranks
+run the same calls in the same order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from paceline import errors
+from paceline.errors import NoAnswer, PacelineError, RankLost
+from paceline.runner.loading.memory import available_memory
+from paceline.runner.parallel.exchange import Exchange, join
+from paceline.runner.parallel.messages import (
+    PACKAGE,
+    Call,
+    Failed,
+    Free,
+    Hello,
+    Join,
+    Load,
+    Loaded,
+    Message,
+    Pipe,
+    flat,
+    versions,
+)
+
+WORKER = (sys.executable, "-m", "paceline.runner.parallel.worker")
+START_SECONDS = 120.0  # time for a worker to import torch, on a busy machine with cold disks
+POLL_SECONDS = 0.05
+LAST_WORDS_SECONDS = 1.0  # time in which the cause of a loss becomes known after the loss itself
+LEAVE_SECONDS = 2.0  # time for workers to end by themselves
+TELLING = ("OutOfMemory", "ModelFileError", "ModelNotFound", "UnsupportedModel")  # errors that keep their class
+T = TypeVar("T")
+
+
+class Worker:
+    """A process of another rank, seen from rank 0."""
+
+    def __init__(self, rank: int, command: Sequence[str], *, timeout: float) -> None:
+        mine, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [*command, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=_environment(os.environ),
+                start_new_session=True,  # Ctrl-C is for rank 0, which may still have requests to finish
+            )
+        self.rank = rank
+        self.pipe = Pipe(mine.detach(), timeout=timeout)
+
+    def receive(self, kind: type[T], *, seconds: float | None = None) -> T:
+        """Wait for a message. Raises the worker's own error if it failed, and RankLost if it ended or is late."""
+        until = None if seconds is None else time.monotonic() + seconds
+        while not self.pipe.poll(POLL_SECONDS):
+            if until is not None and time.monotonic() > until:
+                raise RankLost(f"rank {self.rank} has not started within {seconds:g} s")
+        try:
+            message = self.pipe.receive()
+        except (EOFError, OSError):
+            raise RankLost(f"rank {self.rank} {self.ending or 'closed its pipe'}") from None
+        if isinstance(message, Failed):
+            raise self.error(message)
+        assert isinstance(message, kind), f"rank {self.rank} sent {message}"
+        return message
+
+    def error(self, failed: Failed) -> PacelineError:
+        kind: type[PacelineError] = getattr(errors, failed.kind) if failed.kind in TELLING else RankLost
+        return kind(f"rank {self.rank} failed: {failed.text}")
+
+    @property
+    def ending(self) -> str | None:
+        """Say how the process ended; None: it has not."""
+        try:
+            status = self.process.wait(LAST_WORDS_SECONDS if self.pipe.poll() else 0)
+        except subprocess.TimeoutExpired:
+            return None
+        return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+
+    def last_words(self) -> Message | None:
+        try:
+            return self.pipe.receive() if self.pipe.poll() else None
+        except (EOFError, OSError):
+            return None
+
+
+class Ranks:
+    """All ranks of one machine, seen from rank 0. Ended by `close`, with this process, or when nobody refers to it."""
+
+    def __init__(self, size: int, *, threads: int, timeout: float = 8.0, command: Sequence[str] = WORKER) -> None:
+        """Start the workers and connect them. `timeout`: seconds that a message between ranks may take."""
+        self.size, self.threads, self.timeout = size, threads, timeout
+        self.lost: str | None = None  # why no more calls are possible
+        self._lock = threading.RLock()
+        self._keys = itertools.count()
+        folder = tempfile.mkdtemp(prefix="paceline-ranks-")
+        self._workers = [Worker(rank, command, timeout=timeout) for rank in range(1, size)]
+        self.close = weakref.finalize(self, _end, self._workers, folder)
+        self.memory = [available_memory()]  # bytes that each rank finds free
+        self.exchange = self._guarded(lambda: self._meet(Path(folder) / "store", threads))
+
+    def load(self, load: Callable[[int], Load], mine: Callable[[Load, Exchange], T]) -> tuple[int, T]:
+        """Have every rank read a model at the same time: the workers theirs, and rank 0 its own part by `mine`."""
+
+        def everywhere() -> tuple[int, T]:
+            order = load(next(self._keys))
+            self._tell(order)
+            part = mine(order, self.exchange)
+            for worker in self._workers:
+                worker.receive(Loaded)
+            return order.key, part
+
+        return self._guarded(everywhere)
+
+    def call(self, key: int, method: str, arguments: Sequence[Any], mine: Callable[..., T]) -> T:
+        """Run a method of a model on all ranks, and return what it returns on rank 0, where it is `mine`."""
+
+        def everywhere() -> T:
+            self._tell(Call(key, method, tuple(map(flat, arguments))))
+            return mine(*arguments)
+
+        return self._guarded(everywhere)
+
+    def free(self, key: int) -> None:
+        """Let the workers forget a model. Nothing is to be done if they have gone."""
+        with self._lock, suppress(RankLost):
+            if self.close.alive:
+                self._guarded(lambda: self._tell(Free(key)))
+
+    def check(self) -> None:
+        """Raise RankLost if a worker has ended."""
+
+        def all_there() -> None:
+            ended = [worker for worker in self._workers if worker.process.poll() is not None]
+            if ended:
+                raise RankLost(f"rank {ended[0].rank} {ended[0].ending}")
+
+        self._guarded(all_there)
+
+    def pids(self) -> Mapping[int, int]:
+        """Return the process of each worker by its rank."""
+        return {worker.rank: worker.process.pid for worker in self._workers}
+
+    def _meet(self, store: Path, threads: int) -> Exchange:
+        for worker in self._workers:
+            hello = worker.receive(Hello, seconds=START_SECONDS)
+            if hello.versions != versions():
+                theirs, mine = ", ".join(hello.versions), ", ".join(versions())
+                raise RankLost(f"rank {worker.rank} runs {theirs}, and rank 0 {mine}: all ranks need the same versions")
+            self.memory.append(hello.memory)
+        for worker in self._workers:
+            worker.pipe.send(Join(worker.rank, self.size, str(store), self.timeout, threads))
+        return join(store, rank=0, size=self.size, timeout=self.timeout)
+
+    def _tell(self, message: Message) -> None:
+        for worker in self._workers:
+            try:
+                worker.pipe.send(message)
+            except OSError as error:
+                raise NoAnswer(f"rank {worker.rank} takes no messages ({error.strerror or error})") from error
+
+    def _guarded(self, work: Callable[[], T]) -> T:
+        """Do something that all ranks take part in. After any failure they are no longer in step, and all are ended."""
+        with self._lock:
+            if self.lost is not None:
+                raise RankLost(self.lost)
+            try:
+                return work()
+            except BaseException as error:
+                self.lost = self._cause(error)
+                for worker in self._workers:
+                    worker.process.kill()
+                self.close()
+                if isinstance(error, RankLost):
+                    raise RankLost(self.lost) from error
+                raise
+
+    def _cause(self, error: BaseException) -> str:
+        """Say which rank was lost first, and how: those that notice it end, too."""
+        if not isinstance(error, NoAnswer):
+            return str(error) if isinstance(error, RankLost) else f"{type(error).__name__}: {error}"
+        until = time.monotonic() + LAST_WORDS_SECONDS
+        while time.monotonic() < until:
+            for worker in self._workers:
+                status = worker.process.poll()
+                if status is not None and status < 0:
+                    return f"rank {worker.rank} {worker.ending}"
+                words = worker.last_words() if status else None
+                if isinstance(words, Failed) and words.kind != NoAnswer.__name__:
+                    return str(worker.error(words))
+            time.sleep(POLL_SECONDS)
+        stuck = [worker.rank for worker in self._workers if worker.process.poll() is None]
+        return f"rank {stuck[0]} is stuck: no answer for {self.timeout:g} s" if stuck else str(error)
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Let a worker find this very package, wherever it was imported from."""
+    root = str(PACKAGE.parent)
+    paths = [root, *filter(None, [environ.get("PYTHONPATH")])]
+    return {**environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _end(workers: Sequence[Worker], folder: str) -> None:
+    """Close the pipes, which ends workers that wait for a message, and kill those that do not end."""
+    for worker in workers:
+        worker.pipe.close()
+    until = time.monotonic() + LEAVE_SECONDS
+    for worker in workers:
+        try:
+            worker.process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
+            worker.process.wait()
+    shutil.rmtree(folder, ignore_errors=True)

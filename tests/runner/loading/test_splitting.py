@@ -1,0 +1,102 @@
+"""Models that are asked to be split: what is refused before weights are read, and what the result says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.config import EngineConfig
+from paceline.engine.assemble import read_target
+from paceline.errors import InvalidRequest, OutOfMemory
+from paceline.llm import LLM
+from paceline.runner.loading import rank_threads
+from paceline.runner.loading.models import ReadyModel, read_model
+from paceline.runner.loading.splitting import split_model
+from paceline.runner.parallel import ranks
+from paceline.runner.parallel.forward import SplitForward
+from paceline.types import SamplingParams
+from tests.cli.tiny_model import write_model
+
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(autouse=True)
+def _cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_threads, "default_threads", lambda: 4)
+
+
+def split(ready: ReadyModel, degree: int = 2, *, same_bits: bool = False, threads: int | None = None) -> ReadyModel:
+    return split_model(ready, degree=degree, same_bits=same_bits, timeout=3.0, threads=threads)
+
+
+def test_it_says_how_it_runs(path: Path) -> None:
+    ready = read_model(str(path), format="fp32")
+    made = split(ready)
+    assert made.why == "torch, split over 2 ranks; the compiled program for quantised weights is not split"
+    assert (made.compiled, made.bitwise, made.rank_timeout) == (False, False, 3.0)
+    assert made.page_bytes == ready.page_bytes
+    assert split(ready, 4).page_bytes == 2 * ready.page_bytes  # two key/value heads on four ranks
+    assert (made.known_threads(None).threads, made.known_threads(3).threads) == (2, 3)
+    assert split(ready, 2, same_bits=True).known_threads(None).threads == 1
+    assert split(ready, 4, same_bits=True).known_threads(None).threads == 1
+
+
+def test_a_quantised_file_is_read_as_floats() -> None:
+    ready = read_model("smollm2")
+    made = split(ready, 3)
+    assert made.stored is not None
+    assert (made.stored.format, made.compiled, ready.compiled) == ("fp32", False, True)
+    assert made.unread_bytes == 4 * sum(part.parameters for part in made.parts)
+
+
+@pytest.mark.parametrize(
+    ("degree", "options", "message"),
+    [
+        (5, {}, "tensor_parallel 5: each rank needs a core, and this process may use 4; take 4 at most"),
+        (3, {}, "tensor_parallel 3: .* can be split over 1, 2 or 4 ranks only"),
+        (2, {"same_bits": True, "threads": 2}, "threads 2: for the same bits across degrees each rank has one thread"),
+    ],
+)
+def test_what_cannot_be_split(path: Path, degree: int, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        split(read_model(str(path), format="fp32"), degree, **options)
+
+
+def test_formats_and_places_that_are_not_split(path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="program for int8 weights is not split; take format fp32 or bf16"):
+        split(read_model(str(path), format="int8"))
+    with pytest.raises(InvalidRequest, match=r"ranks read weights from files, and .* has none"):
+        split(replace(read_model(str(path), format="fp32"), stored=None))
+    decoder: Any = SimpleNamespace(device=torch.device("cuda"), weight_bytes=0)
+    with pytest.raises(InvalidRequest, match="models are split on device cpu only, not on cuda"):
+        split(replace(read_model(str(path), format="fp32"), decoder=decoder))
+    with pytest.raises(InvalidRequest, match="tensor_parallel 2: models are split on device cpu only, not on cuda"):
+        read_target("nowhere", device="cuda", config=EngineConfig.of(tensor_parallel=2))
+
+
+def test_a_rank_without_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "available_memory", lambda: 1 << 20)
+    with pytest.raises(OutOfMemory, match=r"rank 0 needs .* its share of the free memory is 1 MiB"):
+        LLM(str(path), format="fp32", drafter=[], same_bits_across_degrees=True, kv_memory=8 << 20)
+
+
+def test_an_llm_in_shards(path: Path) -> None:
+    """One process with the shards of every degree says what the unsplit model says."""
+    before = torch.get_num_threads()
+    made = LLM(str(path), format="fp32", drafter=[], same_bits_across_degrees=True)
+    assert isinstance(made.parts.context.target, SplitForward)
+    whole = LLM(str(path), format="fp32", drafter=[])
+    assert made.generate("abcabc", GREEDY)[0].tokens == whole.generate("abcabc", GREEDY)[0].tokens
+    [one], [other] = made.embed("abc"), whole.embed("abc")
+    assert torch.tensor(one).dot(torch.tensor(other)).item() == pytest.approx(1, abs=1e-5)
+    torch.set_num_threads(before)

@@ -1,0 +1,122 @@
+"""Which part of a model each shard has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.errors import InvalidRequest
+from paceline.models.load import open_model
+from paceline.models.shapes import SHAPES
+from paceline.models.tensor_names import expected_shapes
+from paceline.models.weights import load_weights
+from paceline.runner.parallel.sharded_source import ShardedSource
+from paceline.runner.parallel.split import Split, kv_heads, piece_of, plan_split, shard_config
+from tests.runner.parallel.split_models import VARIANTS, cut, write_tiny
+from tests.tiny_models import TARGET, random_weights
+
+CONFIG = TARGET.config  # 4 heads, 2 key/value heads, 97 tokens
+
+
+def test_ranks_have_their_shards_in_order() -> None:
+    split = Split(degree=4, shards=8)
+    assert [list(split.of_rank(rank)) for rank in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4])
+def test_shards_together_are_the_model(shards: int) -> None:
+    split = Split(degree=shards, shards=shards)
+    for name, shape in expected_shapes(CONFIG).items():
+        pieces = [piece_of(name, CONFIG, shard, split) for shard in range(shards)]
+        if pieces[0] is None:
+            assert name.endswith("norm")
+            continue
+        covered = [set(range(piece.start, piece.stop)) for piece in pieces if piece is not None]
+        size = shape[0] if pieces[0].axis == "rows" else shape[1]
+        assert set.union(*covered) == set(range(size)), name
+        copies = shards // CONFIG.num_kv_heads if name.endswith((".k", ".v")) and shards > CONFIG.num_kv_heads else 1
+        assert sum(map(len, covered)) == size * copies, name
+
+
+def test_heads_read_their_own_keys() -> None:
+    """Query head h of the model reads key/value head h // 2, in any split."""
+    for shards in (1, 2, 4):
+        split = Split(degree=1, shards=shards)
+        for shard in range(shards):
+            config, (first, end) = shard_config(CONFIG, shard, split), kv_heads(CONFIG, shard, split)
+            group = config.num_heads // config.num_kv_heads
+            for head in range(config.num_heads):
+                whole = shard * config.num_heads + head
+                assert first + head // group == whole // 2 < end
+
+
+@pytest.mark.parametrize("variant", ["llama", "tied", "biases"])
+def test_a_shard_reads_its_part_of_every_tensor(variant: str, tmp_path: Path) -> None:
+    config, split = VARIANTS[variant], Split(degree=2, shards=2)
+    weights = random_weights(config, seed=0)
+    opened = open_model(str(write_tiny(tmp_path, config, weights)))
+    for shard in range(2):
+        source = ShardedSource(opened.source, opened.config, shard=shard, split=split)
+        part = load_weights(source, shard_config(opened.config, shard, split))
+        expected = cut(weights, config, shard, split)
+        assert part.keys() == expected.keys()
+        assert all(torch.equal(part[name], expected[name]) for name in part)
+    assert source.files() == opened.source.files()
+    sizes = sum(source.size(name) for name in source.shapes())
+    assert sizes < 0.6 * sum(opened.source.size(name) for name in opened.source.shapes())
+
+
+def test_a_shard_of_a_quantised_file() -> None:
+    """Rows of q and k are stored in another order, and columns inside of blocks."""
+    opened, split = open_model("smollm2"), Split(degree=3, shards=3)
+    source = ShardedSource(opened.source, opened.config, shard=1, split=split)
+    config = shard_config(opened.config, 1, split)
+    for file_name, canonical in (("attn_q", "q"), ("attn_k", "k"), ("ffn_down", "down")):
+        name, canonical = f"blk.3.{file_name}.weight", f"layers.3.{canonical}"
+        rows, piece = opened.source.shapes()[name][0], piece_of(canonical, opened.config, 1, split)
+        whole = opened.source.dialect.convert(canonical, opened.source.read_float(name, 0, rows), opened.config)
+        part = source.dialect.convert(canonical, source.read_float(name, 0, source.shapes()[name][0]), config)
+        assert isinstance(whole, torch.Tensor)
+        assert piece is not None
+        assert torch.equal(part, whole.narrow(0 if piece.axis == "rows" else 1, piece.start, piece.size))
+    assert not source.quantised
+
+
+def test_kv_memory_counts_copies() -> None:
+    one, two, four = (Split(degree=n, shards=n).page_bytes(CONFIG, torch.float32) for n in (1, 2, 4))
+    assert one == two == four // 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "degree", "same_bits", "allowed"),
+    [
+        (
+            "smollm2-135m",
+            2,
+            False,
+            "3 key/value heads, and can be split over 1, 3 or 9 ranks only",
+        ),
+        ("smollm2-135m", 3, True, "can be split with the same bits across degrees over 1 rank only"),
+        ("llama-3.1-8b", 3, False, "over 1, 2, 4, 8, 16 or 32 ranks only"),
+        ("llama-3.1-8b", 16, True, "over 1, 2, 4 or 8 ranks only"),
+    ],
+)
+def test_degrees_that_heads_do_not_allow(shape: str, degree: int, same_bits: bool, allowed: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"tensor_parallel {degree}: tiny has .*{allowed}"):
+        plan_split("tiny", SHAPES[shape], degree=degree, same_bits=same_bits)
+
+
+def test_heads_that_would_read_keys_of_two_shards() -> None:
+    uneven = replace(CONFIG, num_heads=12, num_kv_heads=4)
+    with pytest.raises(InvalidRequest, match="over 1, 2, 4 or 12 ranks"):
+        plan_split("tiny", uneven, degree=6, same_bits=False)
+
+
+def test_shards_of_every_degree() -> None:
+    llama = SHAPES["llama-3.1-8b"]
+    assert [plan_split("x", llama, degree=n, same_bits=True).shards for n in (1, 2, 4, 8)] == [8, 8, 8, 8]
+    assert [plan_split("x", llama, degree=n, same_bits=False).shards for n in (1, 2, 4, 8)] == [1, 2, 4, 8]
+    assert "8 shards, with the same bits" in plan_split("x", llama, degree=8, same_bits=True).spoken
