@@ -2,7 +2,8 @@
 
     0    done
     1    the run failed: the engine died, training stopped, speculation changed a text of the demo or of an audit,
-         requests of `bench serve` failed, `bench compare` found a regression, or nothing kept to the `--slo` of `tune`
+         requests of `bench serve` failed, `bench compare` found a regression, nothing kept to the `--slo` of `tune`, or
+         a figure of `plan --against` differs
     2    the request cannot be served: a bad option, model, prompt or parameter
     130  interrupted with Ctrl-C; a measurement, an audit or a training keeps what it has
     143  the same, by SIGTERM; `serve` drains instead and exits with 0
@@ -34,6 +35,7 @@ from paceline.cli import (
     demo,
     generate,
     inspect,
+    plan,
     pull,
     replay,
     rm,
@@ -77,6 +79,7 @@ COMMANDS: Mapping[str, Command] = {
     "bench": bench,
     "audit": audit,
     "replay": replay,
+    "plan": plan,
     "tune": tune,
     "train": train,
     "demo": demo,
