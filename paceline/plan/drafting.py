@@ -75,7 +75,7 @@ def paper_drafter(words: str, target: str, size: ModelSize, *, kv_format: str, m
     if kind == "eagle" or words == HEAD_SHAPE:
         return _head(rest if kind == "eagle" else HEAD_SHAPE, size, memory=memory)
     if kind == "self":
-        return _copy(rest, target, size, kv_format=kv_format, memory=memory)
+        return _copy(rest, target, size, kv_format=kv_format)
     if kind in BUILT_IN and kind != "model":
         raise InvalidRequest(
             f"a plan knows no cost of the drafter {kind!r}; it knows {', '.join(LOOKUPS)}, a model or a shape, "
@@ -94,14 +94,17 @@ def _model(words: str, target: ModelSize, *, kv_format: str, memory: float) -> P
     return PaperDrafter("model", f"{name} in {size.format}", size)
 
 
-def _copy(rest: str, name: str, target: ModelSize, *, kv_format: str, memory: float) -> PaperDrafter:
+def _copy(rest: str, name: str, target: ModelSize, *, kv_format: str) -> PaperDrafter:
+    """The copy shares embedding and norms, and is never expanded."""
     fewer = resolve_format(rest or "fp8", quantised=False, device="cuda")
     if fewer not in ("fp8", "int8", "int4", "int4-all") or target.format != "bf16":
         raise InvalidRequest(f"self:{fewer} drafts with fewer bits than the target's {target.format}; write self:fp8")
     config, weights = read_weights(name, format=fewer)
-    inner = {name: weight for name, weight in weights.items() if values_of(weight).dim() == 2 and name != "embed"}
-    own = size_of(name, config, {**inner, "embed": weights["embed"]}, kv_number=KV_BYTES[kv_format], memory=memory)
-    return PaperDrafter("self", f"{name} in {own.format}, on the target's KV memory", own, own_kv=False)
+    own = {part: weight for part, weight in weights.items() if values_of(weight).dim() == 2}
+    if not config.tied_head:
+        del own["embed"]
+    size = size_of(name, config, own, kv_number=KV_BYTES[kv_format], memory=0)
+    return PaperDrafter("self", f"{name} in {size.format}, on the target's KV memory", size, own_kv=False)
 
 
 def _head(name: str, target: ModelSize, *, memory: float) -> PaperDrafter:

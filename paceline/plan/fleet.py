@@ -47,8 +47,11 @@ class Question:
         for name in ("count", "draft", "max_sequences"):
             check_integer(name, getattr(self, name), 1, MAX_COUNT)
         check_integer("context", self.context, 2, MAX_COUNT)
-        if self.tensor_parallel is not None:
-            check_integer("tensor_parallel", self.tensor_parallel, 1, self.count)
+        if self.tensor_parallel is not None and self.tensor_parallel > self.count:
+            raise InvalidRequest(
+                f"--tensor-parallel {self.tensor_parallel} needs as many GPUs, and there are {self.count}: write "
+                f"--gpus {self.gpu.name}:{self.tensor_parallel}"
+            )
         if self.acceptance is not None:
             check_number("acceptance", self.acceptance, 0, 1)
             if self.drafter == "none":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.errors import InvalidRequest, UnknownOption
+from paceline.errors import InvalidRequest
 
 MEASURED_SOURCE = "an estimate from constants measured on one H200, within 15 % of every step in docs/results"
 ESTIMATED_SOURCE = (
@@ -106,7 +106,7 @@ def read_gpus(text: str) -> tuple[Gpu, int]:
     """Read `h100:8`, or `h100` for one."""
     name, _, number = text.partition(":")
     if name not in GPUS:
-        raise UnknownOption("GPU", name, GPUS)
+        raise InvalidRequest(f"unknown GPU {name!r}: a plan knows {', '.join(GPUS)}; Paceline needs Hopper or newer")
     if number and (not number.isdecimal() or int(number) < 1):
         raise InvalidRequest(f"--gpus {text!r}: write the number of GPUs behind the colon, such as {name}:8")
     return GPUS[name], int(number or 1)

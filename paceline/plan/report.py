@@ -73,7 +73,7 @@ def text(plan: Plan) -> str:
     drafter = f" + {machine.drafter.name}: {machine.drafter.how}" if machine.drafter else ""
     ranks = machine.place.ranks
     lines = [
-        f"{question.model}, {machine.target.parameters / 1e9:.2f} B parameters in {machine.target.format}{drafter}",
+        f"{question.model}, {_parameters(machine.target.parameters)} parameters in {machine.target.format}{drafter}",
         f"{question.count} × {question.gpu.title}: {plan.replicas} {_replicas(plan.replicas)} of {ranks} "
         f"{'GPUs' if ranks > 1 else 'GPU'}",
         "",
@@ -85,6 +85,10 @@ def text(plan: Plan) -> str:
         *plan.notes,
     ]
     return "\n".join(lines)
+
+
+def _parameters(count: int) -> str:
+    return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
 
 
 def _replicas(count: int) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from paceline.errors import InvalidRequest
 from paceline.plan.against import Cell, cells, mean_draft
+from paceline.plan.drafting import paper_drafter
 from paceline.plan.size import model_size
 from paceline.plan.speed import tokens_per_step
 from tests.plan.plans import H200_MEMORY
@@ -87,6 +88,14 @@ def test_bytes_of_a_drafter_are_those_that_the_engine_counted() -> None:
     counted = record["engines"]["speculative"]  # the engine counts 8-bit floats and the 16 bits beside them
     assert size.few.bytes + size.many.bytes == counted["drafter_weights"]
     assert size.kv_token() == counted["drafter_kv"]
+
+
+def test_bytes_of_a_copy_are_those_that_the_engine_counted() -> None:
+    record = stored(RESULTS / "engine-smollm2-self.json")
+    size = model_size("smollm2", format="bf16", kv_format="bf16", memory=H200_MEMORY)
+    copy = paper_drafter("self:int4-all", "smollm2", size, kv_format="bf16", memory=H200_MEMORY)
+    assert copy is not None
+    assert copy.weight_bytes == record["engines"]["speculative"]["drafter_weights"]
 
 
 def test_records_that_do_not_fit_are_errors() -> None:
