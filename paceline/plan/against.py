@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from paceline.drafters.eagle.on_device import TREE_SEATS
 from paceline.errors import InvalidRequest
+from paceline.models.weights import Format
 from paceline.plan.drafting import PaperDrafter, paper_drafter
 from paceline.plan.gpus import GPUS, Gpu
 from paceline.plan.passes import Place, prompt_seconds
@@ -64,7 +66,7 @@ def _steps(record: Record) -> Iterator[Cell]:
             if mode not in batch or ("speculative" in mode and _drafts_trees(setup, batch["batch"])):
                 continue
             if "speculative" in mode and drafter is None:
-                drafter = _drafter(setup, target, place)
+                drafter = _drafter(setup, place)
             found, count = batch[mode], batch["batch"]
             draft = mean_draft(found) if "speculative" in mode else 0.0
             planned = Machine(target, place, drafter).step_seconds(count, context, draft)
@@ -89,14 +91,23 @@ def mean_draft(found: Record) -> float:
 
 
 def _target(setup: Record, place: Place) -> ModelSize:
-    return model_size(
-        setup["target"], format=setup["format"], kv_format=setup["kv_format"], memory=place.gpu.memory * place.ranks
-    )
+    return _sized(setup["target"], setup["format"], setup["kv_format"], place.gpu.memory)
 
 
-def _drafter(setup: Record, target: ModelSize, place: Place) -> PaperDrafter | None:
+@cache
+def _sized(target: str, format: Format, kv_format: str, memory: int) -> ModelSize:
+    return model_size(target, format=format, kv_format=kv_format, memory=memory)
+
+
+def _drafter(setup: Record, place: Place) -> PaperDrafter | None:
     words = setup["drafter"] + (f",format={setup['drafter_format']}" if setup["drafter_format"] else "")
-    return paper_drafter(words, setup["target"], target, kv_format=setup["kv_format"], memory=place.gpu.memory)
+    return _paper(words, setup["target"], setup["format"], setup["kv_format"], place.gpu.memory)
+
+
+@cache
+def _paper(words: str, target: str, format: Format, kv_format: str, memory: int) -> PaperDrafter | None:
+    size = _sized(target, format, kv_format, memory)
+    return paper_drafter(words, target, size, kv_format=kv_format, memory=memory)
 
 
 def _prompts(record: Record) -> Iterator[Cell]:

@@ -61,7 +61,7 @@ class PaperDrafter:
         first = pass_seconds(self.size, alone, rows=2 * sequences, sequences=sequences, context=context)
         other = pass_seconds(self.size, alone, rows=sequences, sequences=sequences, context=context)
         reading, computing = 2 * self.fusing / pace.bandwidth, 4 * self.fusing * sequences / pace.products
-        fused = overlapped(reading, computing) if self.fusing else 0.0
+        fused = overlapped(reading, computing, pace) if self.fusing else 0.0
         return min(length, 1) * (first + fused) + max(length - 1, 0) * other + length * pace.draft
 
 

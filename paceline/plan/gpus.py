@@ -7,7 +7,7 @@ share of its data sheet that the H200 reaches of its own, and the H200's fixed c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.errors import InvalidRequest
 
@@ -42,9 +42,7 @@ class Pace:
     row: float = 32e-9  # seconds of a layer for each row
     draft: float = 33e-6  # seconds of a draft pass more: drawing a token, and starting the next pass
     round: float = 30e-6  # seconds of a step with drafts more: accepting them
-
-
-OVERLAP = 1.73  # exponent: (reading ** x + computing ** x) ** (1 / x); 1 is one after the other, ∞ at once
+    overlap: float = 1.73  # x of (reading ^ x + computing ^ x) ^ (1 / x); 1: one after the other, ∞: at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,8 @@ class Gpu:
     def pace(self) -> Pace:
         """Return the constants of a pass: those of the H200, scaled by the data sheets."""
         by_bytes, by_products = self.bandwidth / H200.bandwidth, self.products / H200.products
-        return Pace(
+        return replace(
+            MEASURED,
             bandwidth=MEASURED.bandwidth * by_bytes,
             products=MEASURED.products * by_products,
             narrow_products=MEASURED.narrow_products * by_products,
@@ -89,7 +88,8 @@ H200 = Gpu(
     link=NVLINK_4,
     source="NVIDIA's data sheet; memory as torch reports it",
 )
-MEASURED = Pace(bandwidth=4.19e12, products=749e12, narrow_products=228e12, attention=428e12)  # of the H200
+# Of the H200, as `python -m peers.plan_fit` finds them.
+MEASURED = Pace(bandwidth=4.19e12, products=749e12, narrow_products=228e12, attention=428e12)
 
 GPUS = {
     gpu.name: gpu

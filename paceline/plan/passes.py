@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.bench.arithmetic import prompt_arithmetic
-from paceline.plan.gpus import OVERLAP, Gpu
+from paceline.plan.gpus import Gpu, Pace
 from paceline.plan.size import ModelSize
 
 PARTIAL_BYTES = 4  # of a partial sum that crosses ranks: float32
@@ -52,14 +52,14 @@ def _products(size: ModelSize, place: Place, *, rows: float, outs: float, sequen
     bytes = reading.bytes / place.ranks
     operations = 2 * (size.inner_products * rows + size.head_products * outs) / place.ranks
     rate = pace.narrow_products if reading.narrow else pace.products
-    both = overlapped(bytes / pace.bandwidth, operations / rate)
+    both = overlapped(bytes / pace.bandwidth, operations / rate, pace)
     fixed = pace.start + layers * (pace.layer + pace.sequence * sequences + pace.row * rows)
     return both + fixed + sum_seconds(size, place, rows=rows, outs=outs)
 
 
-def overlapped(one: float, other: float) -> float:
+def overlapped(one: float, other: float, pace: Pace) -> float:
     """Compute the seconds of two kinds of work that run partly at once."""
-    return float((one**OVERLAP + other**OVERLAP) ** (1 / OVERLAP))
+    return float((one**pace.overlap + other**pace.overlap) ** (1 / pace.overlap))
 
 
 def sum_seconds(size: ModelSize, place: Place, *, rows: float, outs: float) -> float:
