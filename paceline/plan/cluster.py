@@ -67,6 +67,7 @@ def simulate(
         if not request % TICK:
             tick(request)
     clock.run(NEVER)
+    assert not open.any(), "a request did not end, or ended twice"
     busy = [replica.busy for replica in fleet]
     return Outcome(requests, left, first, finish, busy, clock.open_seconds, sum(replica.hits for replica in fleet))
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from paceline.plan.cluster import Outcome, simulate
+from paceline.plan.cluster_report import _tokens_by
+from paceline.plan.passes import prompt_seconds
 from paceline.plan.routing import ROUTINGS, routed
 from paceline.plan.service import service_of
 from paceline.plan.workload import Requests, Workload, draw
@@ -142,6 +144,40 @@ def test_context_makes_steps_longer() -> None:
     slow = replace(service(), slopes=(0.0, *[1e-5] * 4))
     outcome = simulate(slow, one([0.0], [100], [3]), replicas=1, routing="random")
     assert outcome.finish[0] - outcome.first[0] == pytest.approx(0.02 + 1e-5 * (100 + 101))
+
+
+def test_an_answer_that_has_ended_has_no_context() -> None:
+    slow = replace(service(), slopes=(0.0, *[1e-5] * 4))
+    outcome = simulate(slow, one([0.0, 10.0], [100, 100], [9, 9]), replicas=1, routing="random")
+    assert outcome.finish[1] == pytest.approx(10 + outcome.finish[0])
+
+
+def test_tables_of_a_replica_are_those_of_the_plan() -> None:
+    planned = plan(drafter="ngram", acceptance=0.6, max_sequences=16)
+    plain, drafted = (service_of(planned, speculation=drafts) for drafts in (False, True))
+    for count in (1, 16):
+        seconds = plain.steps[count] + plain.slopes[count] * count * 700
+        assert seconds == pytest.approx(planned.machine.step_seconds(count, 700, 0))
+    assert plain.tokens[1:] == (1.0,) * 16
+    assert min(drafted.tokens[1:]) > 2
+    assert 64 <= plain.rows_beside < plain.rows_alone == 8192
+    assert plain.reading(plain.rows_beside) <= 0.05 < plain.reading(plain.rows_beside + 128)
+    whole = plain.reading(4096) + plain.attention * 4096 * 4097 / 2
+    assert whole == pytest.approx(prompt_seconds(planned.machine.target, planned.machine.place, 4096))
+
+
+def test_a_prompt_contains_its_prefix() -> None:
+    drawn = draw(Workload(rate=50, prefixes=3, prefix_tokens=200, lengths="fixed"), longest=4000)
+    assert set(drawn.prompts) == {512}
+    assert set(drawn.prefixes) == {0, 1, 2}
+    varied = draw(Workload(rate=50, prefixes=3, prefix_tokens=200), longest=100_000)
+    assert np.mean(varied.prompts) == pytest.approx(512, rel=0.05)
+    assert min(varied.prompts) > 200
+
+
+def test_tokens_after_the_last_arrival_do_not_count() -> None:
+    first, finish, outputs = np.array([0.0, 1.0, 5.0]), np.array([2.0, 3.0, 9.0]), np.array([11, 11, 11])
+    assert _tokens_by(2.0, first, finish, outputs).tolist() == [11, 6, 0]
 
 
 def test_a_prefix_that_is_there_is_not_read_again() -> None:

@@ -23,6 +23,10 @@ def test_the_h200_has_its_own_measured_constants() -> None:
     assert H200.pace == MEASURED
     half = replace(H200, name="half", bandwidth=H200.bandwidth / 2)
     assert half.pace == replace(MEASURED, bandwidth=MEASURED.bandwidth / 2)
+    slow = replace(H200, name="slow", products=H200.products / 2).pace
+    assert slow.products == MEASURED.products / 2
+    assert slow.narrow_products == MEASURED.narrow_products / 2
+    assert slow.attention == MEASURED.attention / 2
 
 
 def test_memory_of_a_rank_adds_up() -> None:
@@ -30,6 +34,7 @@ def test_memory_of_a_rank_adds_up() -> None:
     assert memory.weights + memory.drafter + memory.workspace + memory.kv == memory.total == H200.memory
     assert memory.kv_token == (32 * 8 * 128 + 16 * 8 * 64) * 2 * 2
     assert memory.weights == pytest.approx(2 * 8.03e9, rel=0.01)
+    assert memory.drafter == pytest.approx(3 * 1.236e9, rel=0.01)  # 8-bit floats, and 16 bits beside them
     assert memory.kv_tokens % 16 == 0
     assert memory.sequences(2000) == memory.kv_tokens // 2000
     assert memory.sequences(2001) == memory.kv_tokens // 2016
@@ -133,6 +138,7 @@ def test_heads_decide_over_how_many_ranks_a_model_can_be_split() -> None:
     assert possible_degrees(LLAMA_3_1_8B, 16) == [1, 2, 4, 8, 16]
     assert possible_degrees(QWEN3_32B, 8) == [1, 2, 4, 8]
     assert possible_degrees(SMOLLM2_135M, 8) == [1, 3]
+    assert possible_degrees(replace(LLAMA_3_1_8B, num_heads=24), 8) == [1, 2, 4, 8]
 
 
 def test_drafts_pay_less_in_larger_batches_and_never_lose() -> None:
@@ -172,6 +178,24 @@ def test_drafters_by_their_costs() -> None:
     assert drafters["self"].kv_token == 0
     assert drafters["eagle-shape"] is not None
     assert drafters["eagle-shape"].kv_token == 2 * 8 * 128 * 2
+
+
+def test_the_first_draft_pass_reads_two_tokens_of_each_sequence() -> None:
+    machine = plan(drafter="llama-3.2-1b").machine
+    assert machine.drafter is not None
+    assert machine.drafter.size is not None
+    place, pace = machine.place, machine.place.gpu.pace
+    first, other = (
+        pass_seconds(machine.drafter.size, place, rows=rows, sequences=40, context=500) for rows in (80, 40)
+    )
+    drafted = [machine.drafter.seconds(place, length=length, sequences=40, context=500) for length in (0, 1, 3)]
+    assert drafted == pytest.approx([0, first + pace.draft, first + 2 * other + 3 * pace.draft])
+
+
+def test_a_step_with_drafts_verifies_all_rows_and_accepts() -> None:
+    machine = plan(drafter="ngram").machine
+    verify = pass_seconds(machine.target, machine.place, rows=15, sequences=5, context=500)
+    assert machine.step_seconds(5, 500, 2) == pytest.approx(verify + machine.place.gpu.pace.round)
 
 
 def test_no_step_drafts_more_than_the_engine_allows() -> None:

@@ -13,7 +13,7 @@ from paceline.plan.against import Cell, cells, mean_draft
 from paceline.plan.drafting import paper_drafter
 from paceline.plan.size import model_size
 from paceline.plan.speed import tokens_per_step
-from tests.plan.plans import H200_MEMORY
+from tests.plan.plans import H200_MEMORY, plan
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 STORED = sorted([*RESULTS.glob("engine-*.json"), *RESULTS.glob("reading-*.json")])
@@ -57,6 +57,16 @@ def test_the_listed_cells_are_among_them(compared: dict[str, list[Cell]]) -> Non
 def test_no_constant_leans_to_one_side(compared: dict[str, list[Cell]]) -> None:
     errors = [cell.error for found in compared.values() for cell in found]
     assert abs(sum(errors) / len(errors)) < 0.05
+
+
+@pytest.mark.parametrize("acceptance", ["-0.3", "-0.6", "", "-0.9"])
+def test_speeds_of_a_governor_follow_from_its_acceptance(acceptance: str) -> None:
+    record = stored(RESULTS / f"engine-llama-3.1-8b-governed{acceptance}.json")
+    setup = record["setup"]
+    machine = plan(drafter=setup["drafter"]).machine
+    for batch in record["batches"]:
+        best = machine.best_step(batch["batch"], 228, longest=setup["draft"], acceptance=setup["acceptance"])
+        assert best.tok_s == pytest.approx(batch["synthetic_speculative"]["tok_s"], rel=0.1)
 
 
 def test_only_trees_are_left_out() -> None:
