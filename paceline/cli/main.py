@@ -2,8 +2,8 @@
 
     0    done
     1    the run failed: the engine died, a rank was lost, training stopped, speculation changed a text of the demo or
-         of an audit, requests of `bench serve` failed, `bench compare` found a regression, or nothing kept to the
-         `--slo` of `tune`
+         of an audit, requests of `bench serve` failed, `bench compare` found a regression, nothing kept to the `--slo`
+         of `tune`, or a figure of `plan --against` differs
     2    the request cannot be served: a bad option, model, prompt or parameter
     130  interrupted with Ctrl-C; a measurement, an audit or a training keeps what it has
     143  the same, by SIGTERM; `serve` drains instead and exits with 0
@@ -36,6 +36,7 @@ from paceline.cli import (
     drafters,
     generate,
     inspect,
+    plan,
     pull,
     replay,
     rm,
@@ -80,6 +81,7 @@ COMMANDS: Mapping[str, Command] = {
     "bench": bench,
     "audit": audit,
     "replay": replay,
+    "plan": plan,
     "tune": tune,
     "train": train,
     "demo": demo,

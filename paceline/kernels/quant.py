@@ -22,6 +22,7 @@ GROUP = 32  # inputs that share a scale
 SHRINKS = (1.0, 0.95, 0.9, 0.85)  # 4 bits: fractions of a group's range that are tried; clipping can lower the error
 CPU_PIECE = 1 << 17  # weights quantised at a time on a CPU; few enough to stay in the cache
 GPU_PIECE = 1 << 26  # weights quantised at a time on a GPU; enough to keep it busy without much memory
+FLOATS_SHARE = 0.25  # share of a GPU's memory up to which quantised weights are kept in 16 bits
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0  # largest number of FP8
 

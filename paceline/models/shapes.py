@@ -114,19 +114,24 @@ def random_eagle(
     decoder = replace(target, num_layers=1, windows=(), tied_head=False, qk_norm=False, post_norms=False)
     taps = tuple(min(max(tap, 0), target.num_layers - 1) for tap in (2, target.num_layers // 2, target.num_layers - 3))
     random = torch.Generator(device).manual_seed(seed)
-    hidden, middle = target.hidden_size, target.intermediate_size
-    queries, keys = target.num_heads * target.head_dim, target.num_kv_heads * target.head_dim
-    shapes = {"q": (queries, 2 * hidden), "k": (keys, 2 * hidden), "v": (keys, 2 * hidden), "o": (hidden, queries)}
-    shapes |= {"gate": (middle, hidden), "up": (middle, hidden), "down": (hidden, middle)}
-    shapes = {"fc": (hidden, 3 * hidden), **{f"layers.0.{name}": shape for name, shape in shapes.items()}}
     weights: dict[str, Weight] = {
         name: torch.empty(shape, dtype=dtype, device=device).normal_(std=shape[1] ** -0.5, generator=random)
-        for name, shape in {**shapes, "head": (draft_vocab, hidden)}.items()
+        for name, shape in eagle_shapes(target, draft_vocab=draft_vocab).items()
     }
     norms = ("embed_norm", "layers.0.attn_norm", "layers.0.mlp_norm", "norm")
-    weights |= {name: torch.ones(hidden, device=device) for name in norms}
-    config = EagleConfig(decoder, draft_vocab, target_hidden_size=hidden, taps=taps)
+    weights |= {name: torch.ones(target.hidden_size, device=device) for name in norms}
+    config = EagleConfig(decoder, draft_vocab, target_hidden_size=target.hidden_size, taps=taps)
     return EagleHead(config=config, weights=weights, ids=torch.arange(draft_vocab, dtype=torch.int32))
+
+
+def eagle_shapes(target: ModelConfig, *, draft_vocab: int) -> dict[str, tuple[int, int]]:
+    """Return the shape of every matrix of an EAGLE-3 head with one layer in the target's shape, by name."""
+    hidden, middle = target.hidden_size, target.intermediate_size
+    queries, keys = target.num_heads * target.head_dim, target.num_kv_heads * target.head_dim
+    layer = {"q": (queries, 2 * hidden), "k": (keys, 2 * hidden), "v": (keys, 2 * hidden), "o": (hidden, queries)}
+    layer |= {"gate": (middle, hidden), "up": (middle, hidden), "down": (hidden, middle)}
+    inner = {f"layers.0.{name}": shape for name, shape in layer.items()}
+    return {"fc": (hidden, 3 * hidden), **inner, "head": (draft_vocab, hidden)}
 
 
 def random_weights(

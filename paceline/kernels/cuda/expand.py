@@ -16,9 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.kernels.cuda.formats import FLOAT, FLOAT8, GROUPED, NIBBLES, CudaMatrix, stored
-from paceline.kernels.quant import Weight, values_of
+from paceline.kernels.quant import FLOATS_SHARE, Weight, values_of
 
-FLOATS_SHARE = 0.25  # share of a device's memory up to which quantised weights are kept in 16 bits
 OUTPUTS = 32  # outputs of a program; it computes 64 inputs of each
 
 
