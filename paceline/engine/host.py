@@ -95,7 +95,7 @@ class HostStepper:
         self._drafters.observe(landing.works)
         if landing.output is not None and landing.output.features is not None:
             self._drafters.feed(landing.works, landing.output.features, crowded=landing.crowded)
-        if landing.output is not None and not landing.crowded:
+        if landing.output is not None and not landing.crowded and self._drafters.hearers:
             self._drafters.hear(landing.works, landing.output)
 
     def start(self, sequence: Sequence) -> None:

@@ -38,7 +38,7 @@ class HostDrafters:
         self._readers: dict[int, str] = {}  # sequence → the drafter that reads its hidden states
         self._lost: dict[int, Off] = {}  # sequence → why its reader can no longer draft for it
         self._backlog = Backlog()  # states that the readers were not told of yet
-        self._hearers = {name for name, guard in guards.items() if guard.hears_logits}
+        self.hearers = {name for name, guard in guards.items() if guard.hears_logits}
         self._columns = {
             name: columns(guard.taps, taps) for name, guard in guards.items() if guard.taps
         }  # drafter → function that selects its taps from the features of all taps
@@ -47,7 +47,7 @@ class HostDrafters:
         """Take a drafter in between two steps. The target keeps the hidden states that it reads."""
         self.guards[name] = guard
         if guard.hears_logits:
-            self._hearers.add(name)
+            self.hearers.add(name)
         if guard.taps:
             self._columns[name] = columns(guard.taps, self._taps)
 
@@ -55,7 +55,7 @@ class HostDrafters:
         """Let a drafter go that no sequence uses any more."""
         assert name not in self._readers.values(), f"a sequence still feeds {name}"
         del self.guards[name]
-        self._hearers.discard(name)
+        self.hearers.discard(name)
         self._columns.pop(name, None)
 
     def start(self, sequence: Sequence) -> None:
@@ -135,7 +135,7 @@ class HostDrafters:
 
     def hear(self, works: Seq[Work], output: Output) -> None:
         """Tell drafters that hear logits what the target said after the last tokens and the drafts of their works."""
-        for name in self._hearers:
+        for name in self.hearers:
             mine = [work for work in works if name in work.sequence.drafters and work.verdict is not None]
             told = [_verified(work, output) for work in mine if work.sequence.finish is None]
             if told:

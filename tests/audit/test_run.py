@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -61,7 +63,7 @@ def test_trees_are_exact() -> None:
 def test_a_tree_that_is_not_straightened_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The slots of a rejected sibling stay where the accepted one's belong."""
     monkeypatch.setattr(KVCache, "_move", lambda *_: None)
-    monkeypatch.setattr(ToyForward, "_context", unchecked_context)
+    monkeypatch.setattr(ToyForward, "_contexts_of", unchecked_contexts)
     found = audited(tree(), scope("scripted"))
     assert not found.passed
     _, judged = found.structural[0]
@@ -69,15 +71,18 @@ def test_a_tree_that_is_not_straightened_is_found(monkeypatch: pytest.MonkeyPatc
     assert judged.difference.expected == judged.difference.plain
 
 
-def unchecked_context(self: ToyForward, batch: Batch, row: int, owner: int) -> np.ndarray:
+def unchecked_contexts(
+    self: ToyForward, batch: Batch, rows: Sequence[int], owners: Sequence[int]
+) -> Iterator[np.ndarray]:
     """As the toy's own, but a context out of order goes unnoticed, as in a real model."""
-    position, base = int(batch.positions[row]), int(batch.bases[owner])
-    shared = position + 1 if batch.tails is None else min(position + 1, base)
-    index = np.arange(shared)
-    slots = batch.page_table[owner].numpy()[index // 16] * 16 + index % 16
-    if batch.tails is not None:
-        slots = np.concatenate((slots, batch.tails[row, : position + 1 - shared].numpy()))
-    return self._kv.tokens[slots]
+    for row, owner in zip(rows, owners, strict=True):
+        position, base = int(batch.positions[row]), int(batch.bases[owner])
+        shared = position + 1 if batch.tails is None else min(position + 1, base)
+        index = np.arange(shared)
+        slots = batch.page_table[owner].numpy()[index // 16] * 16 + index % 16
+        if batch.tails is not None:
+            slots = np.concatenate((slots, batch.tails[row, : position + 1 - shared].numpy()))
+        yield self._kv.tokens[slots]
 
 
 class Wavering(ToyForward):

@@ -32,7 +32,7 @@ def a_target(**fields: Any) -> Any:
     weights = {name: quantise(each) if each.dim() == 2 else each for name, each in TARGET.weights.items()}
     model = LoadedModel(kind="hf", path=Path("here"), config=TARGET.config, weights=weights, metadata={})
     given = {"name": "target", "tokenizer": tiny_tokenizer(), "compiled": True, "device": "cpu", "model": model}
-    return SimpleNamespace(**given | {"decoder": None, "stored": None, "pass_bytes": 1234} | fields)
+    return SimpleNamespace(**given | {"decoder": None, "split": None, "stored": None, "pass_bytes": 1234} | fields)
 
 
 @pytest.fixture
@@ -232,9 +232,9 @@ def test_in_one_round_a_draft_begins_behind_the_last_committed_token() -> None:
     def make(context: Any, backend: str) -> Any:
         made = RIGS["layers"]["layers"](context, backend)
         assert isinstance(made, ModelDrafter)
-        compute = made._compute
+        compute = made.compute
         made._trees = None
-        made._compute = lambda shares: rows.extend(share.count for share in shares) or compute(shares)  # type: ignore
+        made.compute = lambda shares: rows.extend(share.count for share in shares) or compute(shares)  # type: ignore
         return made
 
     run(build("toy", {"layers": make}), under_law.requests("greedy", (under_law.LOSSLESS[0],)))

@@ -42,7 +42,7 @@ def test_a_kind_that_knows_only_the_host_is_refused_on_a_gpu() -> None:
         check_device("mine:a", "cuda")
     for words, device in (("mine:a", "cpu"), ("beside", "cuda"), ("inside", "cuda"), ("some/model", "cuda")):
         check_device(words, device)
-    for name in REGISTRY.keys() - {"mine", "portfolio", "layers", "recycling", "lookahead"}:
+    for name in REGISTRY.keys() - {"mine", "portfolio", "block", "layers", "recycling", "lookahead"}:
         check_device(name, "cuda")
 
 

@@ -347,9 +347,9 @@ def test_joined_forks_and_ended_runs_are_read_only(llm: LLM) -> None:
 
 def test_a_run_that_is_stopped_aborts_what_runs_and_what_waits(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """More calls than the engine runs at once, and some that wait for another's prefix: none decodes to its end."""
-    aborted, abort, submit, submitted = set[str](), llm.engine.abort, llm.engine.submit, list[str]()
+    aborted, abort, validate, encoded = set[str](), llm.engine.abort, llm.engine.validate, list[str]()
     monkeypatch.setattr(llm.engine, "abort", lambda name: (aborted.add(name), abort(name)))
-    monkeypatch.setattr(llm.engine, "submit", lambda each, **more: (submitted.append(each.id), submit(each, **more)))
+    monkeypatch.setattr(llm.engine, "validate", lambda each: (validate(each), encoded.append(each.id)))
     step, count = llm.engine.step, llm.engine.max_sequences + 3
     monkeypatch.setattr(llm.engine, "step", lambda: (time.sleep(0.02), step())[1])  # no call ends before the stop
 
@@ -361,13 +361,11 @@ def test_a_run_that_is_stopped_aborts_what_runs_and_what_waits(llm: LLM, monkeyp
 
     state = crowd.start(on=llm)
     deadline = time.monotonic() + 20
-    while not submitted and time.monotonic() < deadline:
+    while len(encoded) < count and time.monotonic() < deadline:
         time.sleep(0.001)
     state.stop()
     assert isinstance(state.error, ProgramError)
-    assert aborted
-    assert len(aborted) == count, "every call of the run"
-    assert {*submitted} <= aborted
+    assert count - 1 <= len(aborted) <= len(encoded) == count, "every call of the run, but one that is on its way"
 
 
 def test_how_a_program_is_not_run(llm: LLM) -> None:

@@ -50,6 +50,8 @@ class UnfitLayers(Drafter):
 
 
 def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
+    if target.split is not None:
+        raise InvalidRequest(f"drafter {NAME}: the layers of a model over several ranks do not run by themselves yet")
     words, _, rest = options.partition(",")
     given = parse_options(NAME, rest, {"max_draft": int})
     if words == AUTO:

@@ -59,7 +59,7 @@ def _no_file_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load(model: Path, format: Any = "int4") -> Pack:
-    return read_model(str(model), format=format)._packed(1)
+    return read_model(str(model), format=format).packed(1)
 
 
 def content(pack: Pack) -> bytes:
@@ -93,14 +93,14 @@ def test_the_embedded_model_packs_to_the_same_bytes() -> None:
     weights = load_model("smollm2").weights
     ready = read_model("smollm2")
     assert decoder_layout(ready.model.weights).items == decoder_layout(weights).items
-    assert content(ready._packed(1)) == content(pack_decoder(weights, threads=1))
+    assert content(ready.packed(1)) == content(pack_decoder(weights, threads=1))
 
 
 def test_progress_is_told_while_packing_and_once_when_found(model: Path) -> None:
     told: list[tuple[int, int]] = []
     counts = []
     for _ in range(2):
-        read_model(str(model), format="int4", progress=lambda done, total: told.append((done, total)))._packed(1)
+        read_model(str(model), format="int4", progress=lambda done, total: told.append((done, total))).packed(1)
         assert told[-1][0] == told[-1][1]
         counts.append(len(told))
     assert counts[0] > 20

@@ -82,8 +82,8 @@ def test_the_sketch_is_kept_with_the_weights(drafter: ReadyModel, monkeypatch: p
 
 def test_only_drafters_have_one(drafter: ReadyModel) -> None:
     target = replace(drafter, shortlist=False)
-    assert UP not in target._packed(1)
-    pack = drafter._packed(1)
+    assert UP not in target.packed(1)
+    pack = drafter.packed(1)
     assert UP in pack
     assert drafter.unread_bytes == pack.layout.size > target.unread_bytes + pack.layout.items[EXACT].outputs
 
