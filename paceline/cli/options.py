@@ -132,15 +132,10 @@ def engine_config(args: Namespace, *, device: str = "cpu") -> EngineConfig:
 
 def drafters_of(args: Namespace) -> list[str]:
     """List the drafters that --drafter names, completed; none for `--drafter none`, the defaults without --drafter."""
-    from paceline.drafters.registry import completed, default_drafters, shipped_drafters
+    from paceline.drafters.registry import asked_drafters
     from paceline.runner.loading.models import choose_device
 
-    device = choose_device(args.device)
-    if args.drafter:
-        return [] if args.drafter == ["none"] else completed(args.drafter, device)
-    if device != "cpu":
-        return [*shipped_drafters(args.target), "ngram"]
-    return completed(default_drafters(args.target, device), device)
+    return asked_drafters(args.drafter, args.target, choose_device(args.device))
 
 
 def measured_drafters(args: Namespace, llm: LLM) -> list[str]:

@@ -77,6 +77,15 @@ def default_drafters(target: str, device: str) -> list[str]:
     return [*shipped_drafters(target), *([_lookup()] if device == "cpu" else [])]
 
 
+def asked_drafters(words: Sequence[str] | None, target: str, device: str) -> list[str]:
+    """List the drafters that an operator names, completed: none for the word none, the defaults without any word."""
+    if words:
+        return [] if [*words] == ["none"] else completed(words, device)
+    if device != "cpu":
+        return [*shipped_drafters(target), "ngram"]
+    return completed(default_drafters(target, device), device)
+
+
 def completed(drafters: Sequence[str], device: str) -> list[str]:
     """Complete the drafters that a user names, on a CPU: a lookup beside those that compute, and a portfolio of
     several."""

@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from paceline.cli.main import build_parsers
-from paceline.cli.serve import LOADING
 from paceline.engine.stats import Measured, Measurement, Snapshot
 from paceline.server.app import create_app
 from paceline.server.bridge import Bridge
 from paceline.server.gather import gather
+from paceline.server.launch import LOADING
 from paceline.server.metrics import Metrics
 from paceline.server.settings import HINTS, Settings
 from paceline.types import Finish, Off, OffKind, SequenceStats, Speedup, TokenEvent
