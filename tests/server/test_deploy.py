@@ -136,8 +136,8 @@ def test_every_manifest_is_applied_and_names_itself() -> None:
 
 
 def test_everything_selects_the_pods() -> None:
-    labels = MANIFESTS["deployment"]["spec"]["template"]["metadata"]["labels"]
-    assert MANIFESTS["deployment"]["spec"]["selector"]["matchLabels"] == labels
+    labels = MANIFESTS["deployment"]["spec"]["selector"]["matchLabels"]
+    assert labels.items() <= MANIFESTS["deployment"]["spec"]["template"]["metadata"]["labels"].items()
     assert MANIFESTS["service"]["spec"]["selector"] == labels
     assert MANIFESTS["networkpolicy"]["spec"]["podSelector"]["matchLabels"] == labels
     assert MANIFESTS["poddisruptionbudget"]["spec"]["selector"]["matchLabels"] == labels
