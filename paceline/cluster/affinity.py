@@ -23,11 +23,6 @@ class Wish:
     session: str | None = None
     beginnings: tuple[str, ...] = ()  # of its prompt, the shortest first
 
-    @property
-    def nowhere(self) -> bool:
-        return not (self.replica or self.session or self.beginnings)
-
-
 class Beginnings:
     """Hashes in the order of their last use, at most MAX_BEGINNINGS."""
 
@@ -58,6 +53,7 @@ class Affinity:
     hits: int = 0  # requests with beginnings that went where one is known
     misses: int = 0  # those whose beginnings nobody knew, or that a busy replica gave up
     _known: dict[str, Beginnings] = field(default_factory=dict)  # by replica
+    _turn: int = 0  # requests without a wish
 
     def ranks(self, wish: Wish, busy: Mapping[str, int]) -> list[list[str]]:
         """Order the replicas: a later group is asked when the ones before take no more. `busy`: requests of each."""
@@ -67,7 +63,8 @@ class Affinity:
             return [[name] for name in rendezvous(wish.session, busy)]
         if wish.beginnings and self.prefixes:
             return self._by_prefix(wish.beginnings, busy)
-        return [list(busy)]
+        self._turn += 1
+        return [rendezvous(str(self._turn), busy)]  # the least busy; of several, any
 
     def _by_prefix(self, beginnings: tuple[str, ...], busy: Mapping[str, int]) -> list[list[str]]:
         order = rendezvous(beginnings[0], busy)

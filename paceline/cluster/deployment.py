@@ -6,7 +6,6 @@ place where its bundles are asked for, and `ServedReplica` the one where its ran
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from ray import serve
@@ -57,10 +56,12 @@ def application(config: ClusterConfig) -> Any:
         max_constructor_retry_count=TRIES,
         health_check_period_s=cluster.health_period,
         request_router_config=routing(cluster),
+        logging_config={"enable_access_log": False},  # the server has a line for each request
         **scaling(cluster),
         **resources(cluster),
     )
-    return deployment.bind(version=__version__, cluster=dataclasses.asdict(cluster), fixed=config.fixed)
+    reserved = {"cpus": cluster.cpus, "gpus": cluster.gpus}  # other options change without new replicas
+    return deployment.bind(version=__version__, cluster=reserved, fixed=config.fixed)
 
 
 def resources(cluster: ClusterOptions) -> dict[str, Any]:
