@@ -124,7 +124,10 @@ async def killed(cluster: Clustered) -> Row:
     await cluster.until(partial(both_up, cluster), "the replica is not back")
     after = await cluster.replicas()
     expect(len(after - before) == 1, f"{before} before, {after} after")
-    return "one killed in mid-stream", f"{len(lost)} streams ended with replica_lost, {len(whole)} untouched; it is back"
+    return (
+        "one killed in mid-stream",
+        f"{len(lost)} streams ended with replica_lost, {len(whole)} untouched; it is back",
+    )
 
 
 STOP = asyncio.Event()  # set when a load is to end
@@ -139,7 +142,9 @@ async def stream_on(cluster: Clustered, answers: list[Answer], worker: int) -> N
 async def scaled(cluster: Clustered) -> Row:
     """1 → 2 → 1 under load: every request is answered whole"""
     answers: list[Answer] = []
-    cluster.change({"min_replicas": 1, "max_replicas": 2, "target_waiting": 1, "upscale_delay": 1, "downscale_delay": 3})
+    cluster.change(
+        {"min_replicas": 1, "max_replicas": 2, "target_waiting": 1, "upscale_delay": 1, "downscale_delay": 3}
+    )
 
     async def alone(cluster: Clustered) -> bool:
         return len(cluster.pids) == 1

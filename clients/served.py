@@ -80,9 +80,7 @@ class Served:
 
 
 @contextmanager
-def served(
-    python: str, *options: str, program: tuple[str, ...] = (), model: str = "smollm2"
-) -> Iterator[Served]:
+def served(python: str, *options: str, program: tuple[str, ...] = (), model: str = "smollm2") -> Iterator[Served]:
     port = free_port()
     command = [python, *(program or PROGRAM), "serve", model, "--port", str(port), "--log-json", *options]
     with tempfile.TemporaryDirectory() as folder:

@@ -20,8 +20,16 @@ from paceline.prompts.files import Prompt
 if TYPE_CHECKING:
     import httpx
 
-SENT = ("temperature", "max_tokens", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty")
-SENT += ("frequency_penalty",)  # parameters of a variant, which every request names: servers may differ in defaults
+SENT = (  # parameters of a variant, which every request names: servers may differ in defaults
+    "temperature",
+    "max_tokens",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
 AROUND = 30  # characters that are shown on each side of a difference
 
 

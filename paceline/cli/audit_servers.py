@@ -50,16 +50,12 @@ def run(args: Namespace) -> int:
     from paceline.prompts.files import read_prompts
 
     prompts = read_prompts(args.prompts, data=data_of(args), count=args.count)
-    asked = cases(
-        prompts, variants(args.temperature, edits=args.edits, max_tokens=args.max_tokens), seed=args.seed
-    )
+    asked = cases(prompts, variants(args.temperature, edits=args.edits, max_tokens=args.max_tokens), seed=args.seed)
     repeats = args.repeats or 1
     with progress_bar("asking") as progress:
         progress.phase("asking", unit="answers", total=len(asked) * len(args.url) * repeats)
         found = asyncio.run(
-            compare(
-                args.url, asked, repeats=repeats, at_once=max(args.at_once), key=args.key, said=progress.count
-            )
+            compare(args.url, asked, repeats=repeats, at_once=max(args.at_once), key=args.key, said=progress.count)
         )
     print(report(found, args.url))
     if args.json:

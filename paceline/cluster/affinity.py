@@ -23,6 +23,7 @@ class Wish:
     session: str | None = None
     beginnings: tuple[str, ...] = ()  # of its prompt, the shortest first
 
+
 class Beginnings:
     """Hashes in the order of their last use, at most MAX_BEGINNINGS."""
 

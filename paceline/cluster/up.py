@@ -71,7 +71,16 @@ def deploy(config: ClusterConfig) -> None:
     try:
         serve.run(application(config), name=config.cluster.name, route_prefix=config.cluster.route_prefix)
     except RuntimeError as error:
-        raise ClusterError(f"the replicas do not start: {reason(str(error))}") from None
+        said = "\n".join(_messages(config.cluster.name)) or str(error)
+        raise ClusterError(f"the replicas do not start: {reason(said)}") from None
+
+
+def _messages(name: str) -> list[str]:
+    """What Serve says of an application's deployments: the error of `serve.run` does not name their reason."""
+    from ray import serve
+
+    found = serve.status().applications.get(name)
+    return [] if found is None else [deployment.message for deployment in found.deployments.values()]
 
 
 def reason(text: str) -> str:

@@ -59,7 +59,7 @@ def test_a_port_in_use_is_an_error_before_anything_starts(monkeypatch: pytest.Mo
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         config = ClusterConfig.of({"port": taken.getsockname()[1]}, where="f")
-        with pytest.raises(InvalidRequest, match="cannot listen on .*: Address already in use"), up.running(config):
+        with pytest.raises(InvalidRequest, match=r"cannot listen on .*: Address already"), up.running(config):
             pass
 
 
@@ -87,7 +87,9 @@ def test_replicas_that_never_fit_are_an_error() -> None:
 
 
 def test_the_reason_of_a_replica_is_found_in_what_ray_says() -> None:
-    text = "Traceback:\n  File x, line 3\npaceline.errors.ModelNotFound: no model 'x': name one\n\nRuntimeError: gave up\n"
+    text = (
+        "Traceback:\n  File x\npaceline.errors.ModelNotFound: no model 'x': name one\n\nRuntimeError: gave up\n"
+    )
     assert reason(text) == "ModelNotFound: no model 'x': name one"
     assert reason("a\nValueError: bad\n") == "ValueError: bad"
     assert reason("only words") == "only words"

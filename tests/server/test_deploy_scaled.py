@@ -90,6 +90,12 @@ def test_autoscalers_scale_the_deployment() -> None:
 # Ray.
 
 
+def test_the_file_for_a_first_try_is_a_configuration() -> None:
+    config = ClusterConfig.read(str(DEPLOY / "cluster.yaml"))
+    assert config.cluster.scales
+    assert config.given["port"] == PORT
+
+
 def test_rays_application_is_one_that_paceline_makes() -> None:
     module, _, name = APPLICATION["import_path"].partition(":")
     assert callable(getattr(import_module(module), name))
