@@ -20,12 +20,12 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray brings no type
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        self._affinity.keep(replica.replica_id.unique_id for replica in replicas)
-        for replica in replicas:
-            name, said = replica.replica_id.unique_id, (replica.routing_stats or {}).get("beginnings")
-            if said is not None and self._reported.get(name) is not said:
-                self._reported[name] = said
-                self._affinity.learn(name, said)
+        said = {each.replica_id.unique_id: (each.routing_stats or {}).get("beginnings", []) for each in replicas}
+        self._affinity.keep(said)
+        for name, report in said.items():
+            if report is not self._reported.get(name):
+                self._affinity.learn(name, report)
+        self._reported = said
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

@@ -156,7 +156,9 @@ def test_reports_of_replicas_are_learnt() -> None:
     made.update_replicas([replica("a", beginnings=["h1"]), replica("b", beginnings=[])])
     assert chosen(made, pending(x_paceline_prefix="h1"))[0] == ["a"]
     made.update_replicas([replica("b")])
-    assert chosen(made, pending(x_paceline_prefix="h1")) == [["b"]]
+    assert set(made._reported) == set(made._affinity._known) == {"b"}, "replicas that are gone take no memory"
+    made.update_replicas([replica("a"), replica("b")])
+    assert len(chosen(made, pending(x_paceline_prefix="h1"))) == 1
 
 
 def test_a_session_counts_before_a_prompt() -> None:
