@@ -1,4 +1,4 @@
-"""The same requests to several servers: equal texts pass, the first difference is shown, and a failure is no success."""
+"""The same requests to several servers: equal texts pass, the first difference is shown, a failure is no success."""
 
 from __future__ import annotations
 

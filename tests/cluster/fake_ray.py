@@ -55,7 +55,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     names = ("AutoscalingConfig", "AutoscalingPolicy", "BackpressureConfig", "RequestRouterConfig")
     config.__dict__.update({name: type(name, (Config,), {}) for name in names})
-    router.__dict__.update({name: SimpleNamespace for name in ("PendingRequest", "ReplicaID", "RunningReplica")})
+    router.__dict__.update(dict.fromkeys(("PendingRequest", "ReplicaID", "RunningReplica"), SimpleNamespace))
     router.__dict__["RequestRouter"] = RequestRouter
     ray.__dict__["serve"] = serve
     for module in (ray, serve, config, router):

@@ -41,7 +41,9 @@ def pending(*, http: bool = True, session: str = "", **headers: str) -> Any:
 
 
 def test_replicas_get_the_options_that_are_theirs() -> None:
-    bound = app({"model": "m", "max_waiting": 5, "port": 9, "cluster": {"cpus": 2, "min_replicas": 2, "max_replicas": 2}})
+    bound = app(
+        {"model": "m", "max_waiting": 5, "port": 9, "cluster": {"cpus": 2, "min_replicas": 2, "max_replicas": 2}}
+    )
     assert bound.given == {"version": __version__, "cluster": {"cpus": 2.0, "gpus": 0.0}, "fixed": {"model": "m"}}
     assert bound.options["user_config"] == {"max_waiting": 5}
     assert bound.options["num_replicas"] == 2

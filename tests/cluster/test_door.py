@@ -55,7 +55,7 @@ def refusing(status: int) -> Play:
 
 
 def test_ray_finds_it() -> None:
-    assert IMPORT_PATH == f"{door.__name__}.{middlewares.__name__}"
+    assert f"{door.__name__}.{middlewares.__name__}" == IMPORT_PATH
     [only] = middlewares()
     assert only.cls is Door  # type: ignore[comparison-overlap]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,12 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 
 
 @pytest.fixture(autouse=True)
-def said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[io.StringIO]:
+def said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> io.StringIO:
     """The log of the replicas; their state is kept apart."""
     stream, start_log = io.StringIO(), logs.start_log
     monkeypatch.setattr(logs, "start_log", lambda **options: start_log(stream=stream, **options))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    yield stream
+    return stream
 
 
 class Played:

@@ -87,9 +87,7 @@ def test_replicas_that_never_fit_are_an_error() -> None:
 
 
 def test_the_reason_of_a_replica_is_found_in_what_ray_says() -> None:
-    text = (
-        "Traceback:\n  File x\npaceline.errors.ModelNotFound: no model 'x': name one\n\nRuntimeError: gave up\n"
-    )
+    text = "Traceback:\n  File x\npaceline.errors.ModelNotFound: no model 'x': name one\n\nRuntimeError: gave up\n"
     assert reason(text) == "ModelNotFound: no model 'x': name one"
     assert reason("a\nValueError: bad\n") == "ValueError: bad"
     assert reason("only words") == "only words"

@@ -91,5 +91,5 @@ def test_a_replica_that_is_gone_is_no_other(cluster: Running) -> None:
 
 def test_a_model_that_is_not_there_is_said(cluster: Running, tmp_path: Path) -> None:
     other = {"cluster": {"name": "other", "route_prefix": "/other", "cpus": 0.1}}
-    with pytest.raises(ClusterError, match="the replicas do not start: .*nowhere"):
+    with pytest.raises(ClusterError, match=r"the replicas do not start: .*nowhere"):
         deploy(cluster.config(model=str(tmp_path / "nowhere"), **other))
