@@ -4,7 +4,7 @@ paceline cluster up cluster.yaml
 paceline cluster up cluster.yaml --address auto
 
 The file has the options of `paceline serve`, and a section `cluster` with those of its replicas (docs/cluster.md).
-SIGHUP reads it anew: settings change in place, other options start new replicas. Ctrl-C or SIGTERM drains and ends it.
+SIGHUP reads it anew: new replicas start, and the old ones drain. Ctrl-C or SIGTERM drains and ends it.
 """
 
 from __future__ import annotations

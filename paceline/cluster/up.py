@@ -63,7 +63,7 @@ def running(config: ClusterConfig, *, address: str | None = None) -> Iterator[Se
 
 
 def deploy(config: ClusterConfig) -> None:
-    """Start the application, or change the one that runs: in place, where only settings differ."""
+    """Start the application, or change the one that runs: new replicas start, and the old ones drain."""
     from ray import serve
 
     from paceline.cluster.deployment import application
