@@ -3,6 +3,7 @@
 #
 #   make demo       a real model with and without speculation
 #   make serve      a server with a playground on http://127.0.0.1:8000 (SERVE="MODEL --option …" for another)
+#   make serve-ray  the same by replicas on Ray Serve (RAY=FILE for another configuration than deploy/cluster.yaml)
 #   make test       everything CI runs: check, then the tests with coverage
 #   make test-avx2, make test-portable
 #                   the same tests with every kernel and library held to an older CPU: one with AVX2 and no AVX-512,
@@ -27,6 +28,7 @@ TESTS ?=
 PEERS ?= .peers
 BENCH ?=
 SERVE ?= smollm2
+RAY ?= deploy/cluster.yaml
 SOAK ?= 30
 
 BIN := .venv/bin
@@ -35,6 +37,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install $$(test -t 2 || echo --quiet --quiet) --disable-pip-version-check --no-compile
 READY_TO_RUN := .venv/.ready-to-run
 READY_TO_SERVE := .venv/.ready-to-serve
+READY_TO_CLUSTER := .venv/.ready-to-cluster
 READY_TO_DEVELOP := .venv/.ready-to-develop
 READY_TO_COMPARE := $(PEERS)/.ready-to-compare
 
@@ -46,7 +49,7 @@ $(TESTING): export OMP_NUM_THREADS = 1
 $(TESTING): export PYTHONPYCACHEPREFIX = $(CURDIR)/.venv/bytecode
 $(TESTING): export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo serve $(TESTING) test-gpu check fmt contention bench soak page clean
+.PHONY: demo serve serve-ray $(TESTING) test-gpu check fmt contention bench soak page clean
 .NOTPARALLEL:  # two installations into one .venv would meet
 .DELETE_ON_ERROR:
 
@@ -55,6 +58,9 @@ demo: $(READY_TO_RUN)
 
 serve: $(READY_TO_SERVE)
 	$(BIN)/paceline serve $(SERVE)
+
+serve-ray: $(READY_TO_CLUSTER)
+	$(BIN)/paceline cluster up $(RAY)
 
 test: check
 	$(BIN)/python -m pytest --cov -n 2 --dist worksteal
@@ -122,6 +128,10 @@ $(READY_TO_RUN): pyproject.toml
 $(READY_TO_SERVE): pyproject.toml
 	$(call install,[serve])
 	@touch $(READY_TO_RUN) $@
+
+$(READY_TO_CLUSTER): pyproject.toml
+	$(call install,[ray])
+	@touch $(READY_TO_RUN) $(READY_TO_SERVE) $@
 
 $(READY_TO_DEVELOP): pyproject.toml
 	$(call install,[dev])

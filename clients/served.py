@@ -80,9 +80,9 @@ class Served:
 
 
 @contextmanager
-def served(python: str, *options: str, program: tuple[str, ...] = ()) -> Iterator[Served]:
+def served(python: str, *options: str, program: tuple[str, ...] = (), model: str = "smollm2") -> Iterator[Served]:
     port = free_port()
-    command = [python, *(program or PROGRAM), "serve", "smollm2", "--port", str(port), "--log-json", *options]
+    command = [python, *(program or PROGRAM), "serve", model, "--port", str(port), "--log-json", *options]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with log.open("wb") as file:

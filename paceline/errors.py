@@ -16,6 +16,7 @@
     ├── StorageError              507  a file cannot be written: the disk is full, or the place is closed
     ├── TrainingError             500  training cannot go on: a loss that is not finite, a process that died
     ├── ProgramError              500  a program failed or was stopped; says in which line
+    ├── ClusterError              503  a cluster cannot be started or changed; says why
     ├── EngineDead                503  the engine stopped after an internal error
     ├── RankLost                  503  a process that holds a part of the model died, hangs or does not fit the others
     │   └── NoAnswer              503  a message between two such processes failed; which of them was lost is not known
@@ -118,6 +119,12 @@ class ProgramError(PacelineError):
         place = "" if file is None else f", line {line} of {file}"
         super().__init__(f"program {program}{place}: {message}")
         self.program, self.file, self.line = program, file, line
+
+
+class ClusterError(PacelineError):
+    """A cluster cannot be started or changed: its resources, its versions, or a replica that does not start."""
+
+    status = 503
 
 
 class EngineDead(PacelineError):

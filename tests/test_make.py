@@ -46,6 +46,13 @@ def test_every_stage_is_said_with_its_seconds(tmp_path: Path) -> None:
     assert (tmp_path / ".venv" / ".ready-to-run").exists()
 
 
+def test_a_cluster_is_installed_with_ray(tmp_path: Path) -> None:
+    status, _, asked = make(tmp_path, ".venv/.ready-to-cluster")
+    assert status == 0
+    assert re.search(r"pip install .* -e \.\[ray\]\n", asked)
+    assert (tmp_path / ".venv" / ".ready-to-serve").exists(), "the server's packages are among them"
+
+
 def test_a_stage_that_fails_ends_it(tmp_path: Path) -> None:
     status, out, asked = make(tmp_path, ".venv/.ready-to-serve", FAIL="-e .[serve]")
     assert status != 0

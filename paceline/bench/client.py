@@ -67,7 +67,7 @@ class Client:
         http = import_httpx("`paceline bench serve`")
         self.root = root_of(url)
         self.endpoint = endpoint
-        self._errors: type[Exception] = http.HTTPError
+        self.errors: type[Exception] = http.HTTPError
         self._no_connection: tuple[type[Exception], ...] = (http.ConnectError, http.ConnectTimeout)
         try:
             self.http: httpx.AsyncClient = http.AsyncClient(
@@ -89,7 +89,7 @@ class Client:
             answer = await self.http.get("/v1/models")
             if answer.status_code == 200:
                 return str(answer.json()["data"][0]["id"])
-        except self._errors as error:
+        except self.errors as error:
             raise InvalidRequest(
                 f"no server answers at {self.root} ({_describe(error)}): start one there, or give another address"
             ) from error
@@ -104,7 +104,7 @@ class Client:
         """Counters of the server's /metrics; None if it has none or does not show them."""
         try:
             answer = await self.http.get("/metrics")
-        except self._errors:
+        except self.errors:
             return None
         return read_counters(answer.text) if answer.status_code == 200 else None
 
@@ -120,7 +120,7 @@ class Client:
                 await _read_stream(outcome, answer)
         except self._no_connection as error:
             outcome.error, outcome.unreachable = f"no connection: {_describe(error)}", True
-        except self._errors as error:
+        except self.errors as error:
             outcome.error = f"the connection broke after {outcome.chunks} chunks: {_describe(error)}"
         return outcome
 

@@ -6,6 +6,9 @@ token. A difference is a near-tie where arithmetic alone can explain it, and oth
 paceline audit smollm2 --drafter ngram --prompts questions.txt
 paceline audit ./qwen2.5-1.5b --drafter ./qwen2.5-0.5b --prompts spec_bench --count 40 --html audit.html
 paceline audit smollm2 --prompts questions.txt --quick
+paceline audit --url http://a:8000 --url http://b:8000 --prompts questions.txt
+
+With --url it asks running servers instead, and compares their texts: the same seed gives the same text everywhere.
 
 Ctrl-C or SIGTERM ends it with a report on what is complete.
 """
@@ -20,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.cli import audit_servers
 from paceline.cli.interrupts import interrupted_status
 from paceline.cli.options import (
     add_model_options,
@@ -45,12 +49,13 @@ if TYPE_CHECKING:
 
 LOSSLESS = tuple(known for known in BUILT_IN if known.lossless)
 # Values of options that are not given: of a whole audit, and with --quick.
-FULL: Mapping[str, Any] = {"count": 20, "max_tokens": 64, "rule": LOSSLESS, "samples": 512}
-QUICK: Mapping[str, Any] = {"count": 6, "max_tokens": 32, "rule": (Rule.COUPLED,), "samples": 0}
+FULL: Mapping[str, Any] = {"count": 20, "max_tokens": 64, "rule": LOSSLESS, "samples": 512, "places": 4}
+QUICK: Mapping[str, Any] = {"count": 6, "max_tokens": 32, "rule": (Rule.COUPLED,), "samples": 0, "places": 4}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    add_model_options(parser)
+    add_model_options(parser, optional=True)
+    audit_servers.add_arguments(parser)
     group = parser.add_argument_group("what is replayed")
     group.add_argument(
         "--prompts",
@@ -106,7 +111,7 @@ def _add_grid(parser: ArgumentParser) -> None:
         help="seeds at each place of a distribution test, for rules that keep the distribution but not the tokens; "
         "0: no test (default: 512)",
     )
-    group.add_argument("--places", type=count, default=4, metavar="N", help="of a distribution test (default: 4)")
+    group.add_argument("--places", type=count, metavar="N", help="of a distribution test (default: 4)")
 
 
 def run(args: Namespace) -> int:
@@ -116,6 +121,13 @@ def run(args: Namespace) -> int:
     from paceline.audit.run import audit
     from paceline.audit.text import text
 
+    if args.url:
+        audit_servers.check(args)
+        return audit_servers.run(_filled(args))
+    if args.key or args.repeats:
+        raise InvalidRequest("--key and --repeats are for servers: name them with --url")
+    if args.target is None:
+        raise InvalidRequest("name a MODEL, or servers with --url; see `paceline audit --help`")
     args = _filled(args)
     if args.threshold and not any(known.threshold is not None for known in args.rule):
         raise InvalidRequest("--threshold is for lossy rules: name one, such as --rule threshold")

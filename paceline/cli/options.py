@@ -137,15 +137,10 @@ def engine_config(args: Namespace, *, device: str = "cpu") -> EngineConfig:
 def drafters_of(args: Namespace, *, progress: Callable[[int, int], None] | None = None) -> list[str]:
     """List the drafters that --drafter names, completed; none for `--drafter none`, the defaults without --drafter.
     `progress`: of a model that is fetched, to see whether it comes with a head."""
-    from paceline.drafters.registry import completed, default_drafters, own_heads
+    from paceline.drafters.registry import asked_drafters
     from paceline.runner.loading.models import choose_device
 
-    device = choose_device(args.device)
-    if args.drafter:
-        return [] if args.drafter == ["none"] else completed(args.drafter, device)
-    if device != "cpu":
-        return [*own_heads(args.target, progress=progress), "ngram"]
-    return completed(default_drafters(args.target, device, progress=progress), device)
+    return asked_drafters(args.drafter, args.target, choose_device(args.device), progress=progress)
 
 
 def measured_drafters(args: Namespace, llm: LLM) -> list[str]:

@@ -15,28 +15,19 @@ from __future__ import annotations
 
 import os
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from importlib.util import find_spec
-from typing import Any, get_type_hints
+from typing import Any
 
 from paceline.checks import check_integer
-from paceline.cli.options import add_model_options, check_rules, load
-from paceline.config import EngineConfig
+from paceline.cli.options import add_model_options, load
 from paceline.errors import MissingExtra
-from paceline.rules import Rule
 from paceline.server.gather import gather, is_size
+from paceline.server.launch import DEFAULTS, ENGINE, LOADING, OPTIONS, settings_of, words
 from paceline.server.settings import HELP, HINTS, Settings
 
 EXTRA = ("fastapi", "uvicorn", "pydantic", "prometheus_client")
-LOADING: Mapping[str, Any] = {
-    "model": str,
-    "drafter": tuple[str, ...],
-    "format": str,
-    "device": str,
-    "threads": int | None,
-}
-DEFAULTS = {"model": "smollm2", "format": "auto", "device": "auto"}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -65,7 +56,7 @@ def run(args: Namespace) -> int:
     from paceline.server.process import bind, serve
 
     given = options_of(args, os.environ)
-    settings = _settings(given)
+    settings = settings_of(given)
     logs.start_log(as_json=settings.log_json, verbose=args.verbose)
     listener = bind(settings)
     with listener:
@@ -73,7 +64,7 @@ def run(args: Namespace) -> int:
             lambda progress: load(_for_loading(args, given), report=progress),
             settings,
             listener=listener,
-            source=lambda: _settings(options_of(args, os.environ)),
+            source=lambda: settings_of(options_of(args, os.environ)),
             model=served_name(given["model"]),
         )
     return 0
@@ -81,31 +72,17 @@ def run(args: Namespace) -> int:
 
 def options_of(args: Namespace, environ: Mapping[str, str]) -> dict[str, Any]:
     """Collect the options given as flags, in the environment or in a file, and the defaults of what to load."""
-    hints = {**LOADING, **get_type_hints(EngineConfig), **HINTS}
     flags = vars(args) | {"model": args.target}
     file = args.config or environ.get("PACELINE_CONFIG")
-    return DEFAULTS | gather(hints, flags=flags, environ=environ, file=file)
-
-
-def _settings(given: Mapping[str, Any]) -> Settings:
-    """Make the server's settings. Raises InvalidRequest for a rule that the device cannot run."""
-    settings = Settings.of(**{name: value for name, value in given.items() if name in HINTS})
-    check_rules(map(Rule, settings.allowed_rules), device=given["device"])
-    return settings
+    return DEFAULTS | gather(OPTIONS, flags=flags, environ=environ, file=file)
 
 
 def _for_loading(args: Namespace, given: Mapping[str, Any]) -> Namespace:
     """Make the arguments for `load` as if every option had been a flag."""
     if given.get("threads") is not None:
         check_integer("threads", given["threads"], 1, 4096)
-    names = [*LOADING, *(field.name for field in fields(EngineConfig))]
-    said = {name: given.get(name) for name in names}
-    return Namespace(**{**vars(args), **said, "target": said["model"], "drafter": _words(said["drafter"])})
-
-
-def _words(drafters: Sequence[str] | None) -> list[str] | None:
-    """Write an empty list, which only a file can give, as the word none."""
-    return None if drafters is None else [*drafters] or ["none"]
+    said = {name: given.get(name) for name in (*LOADING, *ENGINE)}
+    return Namespace(**{**vars(args), **said, "target": said["model"], "drafter": words(said["drafter"])})
 
 
 def _reader(name: str) -> dict[str, Any]:

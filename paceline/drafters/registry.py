@@ -116,6 +116,18 @@ def own_heads(target: str | ReadyModel, *, progress: Progress | None = None) -> 
     return shipped or mtp.in_checkpoint(target, progress)
 
 
+def asked_drafters(
+    words: Sequence[str] | None, target: str, device: str, *, progress: Progress | None = None
+) -> list[str]:
+    """List the drafters that an operator names, completed: none for the word none, the defaults without any word.
+    `progress`: of a target that is fetched, to see whether it comes with a head."""
+    if words:
+        return [] if [*words] == ["none"] else completed(words, device)
+    if device != "cpu":
+        return [*own_heads(target, progress=progress), "ngram"]
+    return completed(default_drafters(target, device, progress=progress), device)
+
+
 def completed(drafters: Sequence[str], device: str) -> list[str]:
     """Complete the drafters that a user names, on a CPU: a lookup beside those that compute, and a portfolio of
     several."""

@@ -28,8 +28,8 @@ def gather(
     hints: Mapping[str, Any], *, flags: Mapping[str, Any], environ: Mapping[str, str], file: str | None
 ) -> dict[str, Any]:
     """Find the values of the options in `hints` (name → type). Flags override the environment, and that the file."""
-    found = {} if file is None else _from_file(hints, file)
-    found |= _from_environment(hints, environ)
+    found = {} if file is None else read_options(hints, read_yaml(file), where=file)
+    found |= from_environment(hints, environ)
     given = {name: value for name, value in flags.items() if name in hints and value is not None}
     return found | {name: convert(_flag_of(name), value, hints[name], name=name) for name, value in given.items()}
 
@@ -38,15 +38,16 @@ def _flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _from_file(hints: Mapping[str, Any], path: str) -> dict[str, Any]:
-    given = _parse(path)
+def read_options(hints: Mapping[str, Any], given: Mapping[Any, Any], *, where: str) -> dict[str, Any]:
+    """Convert options that a file or a mapping gives. `where` names it in errors."""
     for name in given:
         if name not in hints:
-            raise UnknownOption(f"option in {path}", str(name), hints)
-    return {name: convert(f"{name} in {path}", value, hints[name], name=name) for name, value in given.items()}
+            raise UnknownOption(f"option in {where}", str(name), hints)
+    return {name: convert(f"{name} in {where}", value, hints[name], name=name) for name, value in given.items()}
 
 
-def _parse(path: str) -> dict[Any, Any]:
+def read_yaml(path: str) -> dict[Any, Any]:
+    """Read a file whose lines are `name: value`."""
     try:
         import yaml
     except ImportError:
@@ -62,7 +63,8 @@ def _parse(path: str) -> dict[Any, Any]:
     return given or {}
 
 
-def _from_environment(hints: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+def from_environment(hints: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """Convert options that variables such as PACELINE_PORT give."""
     found = {}
     for variable, text in environ.items():
         name = variable.removeprefix(PREFIX).lower()

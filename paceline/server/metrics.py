@@ -20,6 +20,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from paceline.engine.stats import Measurement
+from paceline.kernels.base import PAGE_SIZE
 from paceline.server.canary.trial import OPEN, Phase
 from paceline.types import Finish, SequenceStats, TokenEvent
 
@@ -154,6 +155,7 @@ class Metrics:
         yield self._gauge("vllm:num_requests_waiting", "Sequences in the queue.", now.waiting)
         usage = now.pages_held / now.pages_total if now.pages_total else 0.0
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV pages held by sequences; 1 is all.", usage)
+        yield self._cache_config(now.pages_total)
         yield self._counter("vllm:generation_tokens", "Output tokens.", now.engine.output_tokens)
         yield self._counter(
             "vllm:num_preemptions", "Sequences that had to give their pages up.", now.engine.preemptions
@@ -238,6 +240,13 @@ class Metrics:
         ends = Counter(str(trial.phase) for trial in canary.past)
         decided = {str(phase): float(ends[phase]) for phase in Phase if phase not in OPEN}
         yield self._gauges("paceline:canary_decisions", "Latest canaries by their ends.", "outcome", decided)
+
+    def _cache_config(self, pages: int) -> Metric:
+        """Tell the size of the KV cache as labels, in vLLM's words: routers compute from them what still fits."""
+        labels = ["model_name", "block_size", "num_gpu_blocks"]
+        family = GaugeMetricFamily("vllm:cache_config_info", "Tokens of a KV page, and pages.", labels=labels)
+        family.add_metric([self._bridge.model, str(PAGE_SIZE), str(pages)], 1.0)
+        return family
 
     def _gauge(self, name: str, text: str, value: float | None) -> Metric:
         family = GaugeMetricFamily(name, text, labels=["model_name"])

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import resource
 import signal
@@ -29,15 +28,15 @@ import uvicorn
 
 from paceline.errors import EngineDead, InvalidRequest, PacelineError, RankLost
 from paceline.server import logs
-from paceline.server.app import create_app
 from paceline.server.banner import announce, chosen
 from paceline.server.bridge import Bridge
 from paceline.server.http1 import LOBBY_CONNECTIONS, Http1
 from paceline.server.live import CurrentSettings, Source
 from paceline.server.loading import Load
 from paceline.server.record import Recorder
+from paceline.server.service import Service
 from paceline.server.settings import Settings
-from paceline.server.traces import Tracer, toolkit
+from paceline.server.traces import toolkit
 
 KEEP_ALIVE_SECONDS = 75  # life of an idle connection; longer than most clients and balancers keep theirs
 LAST_ANSWERS_SECONDS = 5  # time for answers to be sent after the engine has stopped
@@ -133,13 +132,11 @@ class ServerProcess:
         load: Load | None = None,
     ) -> None:
         self.bridge, self.settings = bridge, settings
-        self._announce, self._load = announce, load
-        endpoint = settings.otlp_endpoint
-        self.tracer = None if endpoint is None else Tracer(endpoint, model=bridge.model)
-        self.app = create_app(bridge, settings, tracer=self.tracer)
-        self.live: CurrentSettings = self.app.state.live
+        self._announce, self._loads = announce, load is not None
+        self.service = Service(bridge, settings, load=load)
+        self.app = self.service.app
+        self.live: CurrentSettings = self.service.live
         self.live.source = source
-        self.live.listeners.append(self._apply)
         bridge.on_death = self._end_without_ranks
         self.server = Server(_config(self.app, settings))
         self._signals = 0
@@ -162,9 +159,7 @@ class ServerProcess:
         finally:
             for number in handlers:
                 loop.remove_signal_handler(number)
-            await self.bridge.close()
-            if self.tracer is not None:
-                await asyncio.to_thread(self.tracer.close)
+            await self.service.close()
         if self._lost is not None:
             raise EngineDead(f"the engine stopped: {self._lost}; start the server anew")
 
@@ -172,13 +167,9 @@ class ServerProcess:
         """Load the model once the server listens, and start to serve. An error ends the server."""
         await self.server.listening.wait()
         try:
-            if self._load is not None:
+            if self._loads:
                 logs.say("listening", url=self.settings.url, model=self.bridge.model, state="loading")
-                self.bridge.adopt(await self.bridge.loading.run(self._load))
-            gc.collect()
-            gc.freeze()  # the model's objects stay: looking through them takes 0.1 s whenever a long body is parsed
-            await self.bridge.start()
-            await self.app.state.canary.restore(self.settings.canary)
+            await self.service.start()
             self._announce()
         except BaseException:
             self.server.should_exit = True
@@ -211,10 +202,6 @@ class ServerProcess:
     async def _drain(self, timeout: float) -> None:
         await self.bridge.drain(timeout)
         self.server.should_exit = True
-
-    def _apply(self, settings: Settings) -> None:
-        self.bridge.max_waiting = settings.max_waiting
-        self.bridge.stream_interval = settings.stream_interval
 
 
 class Server(uvicorn.Server):

@@ -51,5 +51,5 @@ def test_what_must_be_given_stands_in_the_usage(cli: Cli) -> None:
     found = {parser.prog: parser.format_help().split("\n")[0] for parser in parsers(build_parsers()[0])}
     assert found["paceline chat"] == "usage: paceline chat [MODEL] [options]"
     assert found["paceline generate"] == "usage: paceline generate MODEL [PROMPT …] [options]"
-    assert found["paceline audit"] == "usage: paceline audit MODEL --prompts FILE|SET [options]"
+    assert found["paceline audit"] == "usage: paceline audit [MODEL] --prompts FILE|SET [options]"
     assert found["paceline bench compare"] == "usage: paceline bench compare A.json B.json [options]"

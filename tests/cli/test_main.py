@@ -113,6 +113,7 @@ FEWEST: dict[str, list[str]] = {
     "completion": ["bash"],
     "bench": ["engine", "--target", "m"],
     "audit": ["m", "--prompts", "p"],
+    "cluster": ["up", "c.yaml"],
     "train": ["eagle", "m", "--prompts", "p", "--out", "o"],
     "generate": ["m", "p"],
 }

@@ -10,9 +10,10 @@ import pytest
 
 from paceline.cli import options
 from paceline.cli.main import build_parsers
-from paceline.cli.serve import _settings, options_of
+from paceline.cli.serve import options_of
 from paceline.errors import InvalidRequest
 from paceline.llm import LLM
+from paceline.server.launch import settings_of
 from paceline.types import SamplingParams, Speculation
 from tests.cli.conftest import Cli
 from tests.outside import installed
@@ -86,7 +87,7 @@ def test_on_a_gpu_it_is_refused_before_weights_are_read(
 def test_so_it_is_for_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     def settings(device: str) -> object:
         argv = ["serve", "--device", device, "--allowed-rules", "coupled", "--allowed-rules", "gullible"]
-        return _settings(options_of(build_parsers()[0].parse_args(argv), {}))
+        return settings_of(options_of(build_parsers()[0].parse_args(argv), {}))
 
     monkeypatch.setattr("paceline.runner.loading.models.choose_device", lambda name: name)
     assert settings("cpu").allowed_rules == ("coupled", "gullible")  # type: ignore[attr-defined]

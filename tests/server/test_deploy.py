@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from paceline.cli.main import build_parsers
-from paceline.cli.serve import LOADING
 from paceline.engine.stats import Measured, Measurement, Snapshot
 from paceline.server.app import create_app
 from paceline.server.bridge import Bridge
 from paceline.server.gather import gather
+from paceline.server.launch import LOADING
 from paceline.server.metrics import Metrics
 from paceline.server.settings import HINTS, Settings
 from paceline.types import Finish, Off, OffKind, SequenceStats, Speedup, TokenEvent
@@ -136,8 +136,8 @@ def test_every_manifest_is_applied_and_names_itself() -> None:
 
 
 def test_everything_selects_the_pods() -> None:
-    labels = MANIFESTS["deployment"]["spec"]["template"]["metadata"]["labels"]
-    assert MANIFESTS["deployment"]["spec"]["selector"]["matchLabels"] == labels
+    labels = MANIFESTS["deployment"]["spec"]["selector"]["matchLabels"]
+    assert labels.items() <= MANIFESTS["deployment"]["spec"]["template"]["metadata"]["labels"].items()
     assert MANIFESTS["service"]["spec"]["selector"] == labels
     assert MANIFESTS["networkpolicy"]["spec"]["podSelector"]["matchLabels"] == labels
     assert MANIFESTS["poddisruptionbudget"]["spec"]["selector"]["matchLabels"] == labels

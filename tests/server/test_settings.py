@@ -10,11 +10,12 @@ import pytest
 
 from paceline.cli.main import build_parsers
 from paceline.cli.options import drafters_of
-from paceline.cli.serve import LOADING, _for_loading, options_of
+from paceline.cli.serve import _for_loading, options_of
 from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest, UnknownOption
 from paceline.server.canary.options import CanaryOptions
 from paceline.server.gather import gather
+from paceline.server.launch import LOADING
 from paceline.server.settings import HELP, HINTS, RELOADABLE, Settings
 
 # A text as in a flag or a variable → what it means.

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from paceline.cli.main import build_parsers
-from paceline.cli.serve import _for_loading, _settings, options_of
+from paceline.cli.serve import _for_loading, options_of
 from paceline.errors import InvalidRequest
+from paceline.server.launch import settings_of
 from paceline.tune.choice import Choice, Measured, Slo, choose, nearest, settings, yaml
 from paceline.tune.study import DEFAULT, PLAIN
 
@@ -104,7 +105,7 @@ def test_serve_reads_the_file(choice: Choice, expected: list[str], tmp_path: Pat
     file.write_text(yaml(options, comments=["a\nb"]), encoding="utf-8")
     args: Namespace = build_parsers()[0].parse_args(["serve", "--config", str(file)])
     read = options_of(args, {})
-    _settings(read)
+    settings_of(read)
     loading = _for_loading(args, read)
     assert (loading.target, loading.drafter, loading.threads, loading.kv_memory) == ("m", expected, 2, 1 << 20)
     fixed = choice.draft is not None

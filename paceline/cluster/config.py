@@ -1,0 +1,140 @@
+"""A cluster's configuration: the options of `paceline serve`, and in the section `cluster` those of its replicas.
+
+    model: smollm2
+    max_waiting: 64
+    cluster:
+      min_replicas: 1
+      max_replicas: 4
+
+An unknown name is an error, and so is an option that would have no effect behind Ray's proxies.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self, get_type_hints
+
+from paceline.checks import check_integer, check_number
+from paceline.config import EngineConfig
+from paceline.errors import InvalidRequest, UnknownOption
+from paceline.server.gather import from_environment, read_options, read_yaml
+from paceline.server.launch import DEFAULTS, OPTIONS
+from paceline.server.settings import HINTS, RELOADABLE, Settings
+
+ROUTINGS = ("prefix", "session", "none")
+MAX_SECONDS = 1e6
+NO_EFFECT = {  # option → why a replica has no use for it
+    "max_connections": "Ray's proxies hold the connections",
+    "header_timeout": "Ray's proxies read the headers",
+    "write_timeout": "Ray's proxies write to clients",
+    "record": "several replicas would write one file; record on a server of its own",
+    "record_share": "nothing is recorded in a cluster",
+    "record_without_text": "nothing is recorded in a cluster",
+}
+PROXY = frozenset({"host", "port", "tls_cert", "tls_key"})  # options of Ray's proxies
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """Options of the section `cluster`."""
+
+    name: str = "paceline"  # of the Serve application
+    route_prefix: str = "/"  # below which its paths are
+    min_replicas: int = 1
+    max_replicas: int = 1  # as many as min_replicas: no autoscaling
+    cpus: float = 1.0  # cores that Ray reserves for a replica; also its threads, unless `threads` is given
+    gpus: float = 0.0  # GPUs that Ray reserves for a replica
+    target_waiting: float = 4.0  # mean of waiting sequences a replica, from which another is started
+    target_kv_usage: float = 0.8  # share of KV pages, from which another is started
+    upscale_delay: float = 10.0  # seconds for which the load must be too high
+    downscale_delay: float = 120.0  # seconds for which it must be low
+    routing: str = "prefix"  # prefix, session or none; a session's header counts with the first two
+    max_imbalance: int = 8  # requests that a replica may have more than the least busy one, before affinity yields
+    stats_period: float = 1.0  # seconds between two statistics of a replica for the routers
+    health_period: float = 5.0  # seconds between two health checks
+
+    def __post_init__(self) -> None:
+        check_integer("min_replicas", self.min_replicas, 1, 10_000)
+        check_integer("max_replicas", self.max_replicas, 1, 10_000)
+        if self.max_replicas < self.min_replicas:
+            given = f"max_replicas {self.max_replicas} is less than min_replicas {self.min_replicas}"
+            raise InvalidRequest(f"{given}: give both, the larger as max_replicas")
+        check_number("cpus", self.cpus, 0, 4096)
+        check_number("gpus", self.gpus, 0, 64)
+        check_number("target_waiting", self.target_waiting, 0, 1e6, open_low=True)
+        check_number("target_kv_usage", self.target_kv_usage, 0, 1, open_low=True)
+        check_integer("max_imbalance", self.max_imbalance, 0, 1 << 20)
+        for name in ("upscale_delay", "downscale_delay"):
+            check_number(name, getattr(self, name), 0, MAX_SECONDS)
+        for name in ("stats_period", "health_period"):
+            check_number(name, getattr(self, name), 0, MAX_SECONDS, open_low=True)
+        if self.routing not in ROUTINGS:
+            raise UnknownOption("routing", self.routing, ROUTINGS)
+        if not self.route_prefix.startswith("/") or (self.route_prefix != "/" and self.route_prefix.endswith("/")):
+            raise InvalidRequest(f"route_prefix is a path such as / or /small, not {self.route_prefix!r}")
+        if not self.name:
+            raise InvalidRequest("name is the name of a Serve application, not an empty text")
+
+    @property
+    def scales(self) -> bool:
+        return self.max_replicas > self.min_replicas
+
+
+OWN: Mapping[str, Any] = get_type_hints(ClusterOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """What every replica is started with, and how many there are."""
+
+    cluster: ClusterOptions = field(default_factory=ClusterOptions)
+    given: Mapping[str, Any] = field(default_factory=dict, repr=False)  # options of `paceline serve` that were given
+    raw: Mapping[str, Any] = field(default_factory=dict, repr=False)  # the same as they were written, for replicas
+
+    @classmethod
+    def read(cls, path: str) -> Self:
+        return cls.of(read_yaml(path), where=path)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], *, where: str) -> Self:
+        """Make a configuration of a mapping. `where` names its origin in errors."""
+        section = given.get("cluster") or {}
+        if isinstance(section, str):  # a word of `serve run`: cluster='{"max_replicas": 2}'
+            section = _parsed(section, where)
+        if not isinstance(section, Mapping):
+            raise InvalidRequest(f"cluster in {where} holds lines such as `max_replicas: 2`, not {section!r}")
+        own = read_options(OWN, section, where=f"the section cluster of {where}")
+        raw = {name: value for name, value in given.items() if name != "cluster"}
+        return cls(ClusterOptions(**own), read_options(OPTIONS, raw, where=where), raw).checked()
+
+    def checked(self) -> Self:
+        for name in self.given:
+            if name in NO_EFFECT:
+                raise InvalidRequest(f"{name} has no effect in a cluster: {NO_EFFECT[name]}; leave it out")
+        EngineConfig.of(**{name: self.given[name] for name in get_type_hints(EngineConfig) if name in self.given})
+        Settings.of(**{name: value for name, value in self.given.items() if name in HINTS})
+        return self
+
+    def options(self, environ: Mapping[str, str]) -> dict[str, Any]:
+        """Every option of a server on a machine with these variables: they override the file, as for `serve`."""
+        threads = {} if self.cluster.gpus else {"threads": max(1, round(self.cluster.cpus))}
+        return DEFAULTS | threads | dict(self.given) | from_environment(OPTIONS, environ)
+
+    @property
+    def live(self) -> dict[str, Any]:
+        """Options that replicas take over while they run."""
+        return {name: value for name, value in self.raw.items() if name in RELOADABLE}
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """Options that replicas are started with: another value starts new replicas."""
+        return {name: value for name, value in self.raw.items() if name not in RELOADABLE and name not in PROXY}
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise InvalidRequest(f"cluster in {where} is no JSON object: {text!r}") from None

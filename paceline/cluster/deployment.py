@@ -1,0 +1,99 @@
+"""The Serve application of a configuration: replicas, their router and their autoscaling. Imports Ray.
+
+One actor is one replica with one engine. A target that is split over several GPUs would need more: `resources` is the
+place where its bundles are asked for, and `ServedReplica` the one where its ranks would be started.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureConfig, RequestRouterConfig
+
+from paceline import __version__
+from paceline.cluster.config import ClusterConfig, ClusterOptions
+from paceline.cluster.front import Front
+from paceline.cluster.replica import Replica
+from paceline.config import EngineConfig
+from paceline.server.settings import Settings
+
+OTHER_REQUESTS = 64  # requests of a replica beside those that its engine has: probes, metrics, the playground
+DRAIN_LOOP = 0.5  # seconds between two looks at the requests of a replica that is to end
+LAST_ANSWERS = 5.0  # seconds for a replica to close after its last request
+TRIES = 3  # starts of a replica before the deployment has failed
+METRICS_PERIOD = 1.0  # seconds between two reports of a load
+
+
+@serve.ingress()
+class ServedReplica(Replica):
+    """A replica as Serve's actor."""
+
+    async def __init__(self, **given: Any) -> None:  # type: ignore[misc]  # Serve awaits it
+        await self.start(name=serve.get_replica_context().replica_id.unique_id, **given)
+
+    def __serve_build_asgi_app__(self) -> Front:
+        return self.front()
+
+    async def __del__(self) -> None:
+        await self.close()
+
+
+def application(config: ClusterConfig) -> Any:
+    """Make the application that `serve.run` takes."""
+    given, cluster = config.options({}), config.cluster
+    settings = Settings()
+    waiting = given.get("max_waiting", settings.max_waiting)
+    deployment = serve.deployment(
+        ServedReplica,
+        name="Paceline",
+        user_config=config.live,
+        max_ongoing_requests=given.get("max_sequences", EngineConfig().max_sequences) + waiting + OTHER_REQUESTS,
+        max_queued_requests=waiting + OTHER_REQUESTS,
+        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
+        graceful_shutdown_timeout_s=given.get("drain_timeout", settings.drain_timeout) + LAST_ANSWERS,
+        graceful_shutdown_wait_loop_s=DRAIN_LOOP,
+        max_constructor_retry_count=TRIES,
+        health_check_period_s=cluster.health_period,
+        request_router_config=routing(cluster),
+        logging_config={"enable_access_log": False},  # the server has a line for each request
+        **scaling(cluster),
+        **resources(cluster),
+    )
+    reserved = {"cpus": cluster.cpus, "gpus": cluster.gpus}  # other options change without new replicas
+    return deployment.bind(version=__version__, cluster=reserved, fixed=config.fixed)
+
+
+def resources(cluster: ClusterOptions) -> dict[str, Any]:
+    """What Ray reserves for a replica: one bundle, for the one rank that there is."""
+    return {"ray_actor_options": {"num_cpus": cluster.cpus, "num_gpus": cluster.gpus}}
+
+
+def routing(cluster: ClusterOptions) -> RequestRouterConfig:
+    if cluster.routing == "none":
+        return RequestRouterConfig()
+    return RequestRouterConfig(
+        request_router_class="paceline.cluster.router.AffinityRouter",
+        request_router_kwargs={"max_imbalance": cluster.max_imbalance, "prefixes": cluster.routing == "prefix"},
+        request_routing_stats_period_s=cluster.stats_period,
+    )
+
+
+def scaling(cluster: ClusterOptions) -> dict[str, Any]:
+    if not cluster.scales:
+        return {"num_replicas": cluster.min_replicas}
+    policy = AutoscalingPolicy(
+        policy_function="paceline.cluster.scaling:Policy",
+        policy_kwargs={"target_waiting": cluster.target_waiting, "target_kv_usage": cluster.target_kv_usage},
+    )
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=cluster.min_replicas,
+            max_replicas=cluster.max_replicas,
+            upscale_delay_s=cluster.upscale_delay,
+            downscale_delay_s=cluster.downscale_delay,
+            metrics_interval_s=METRICS_PERIOD,
+            look_back_period_s=max(2 * METRICS_PERIOD, cluster.upscale_delay),
+            policy=policy,
+        )
+    }

@@ -1,0 +1,128 @@
+"""A cluster's life from one command: check, start Ray or join it, deploy, follow changes of the file, drain, end.
+
+Everything that can be wrong is said before Ray is started, as far as this machine knows it. Imports Ray where it is
+needed, after `check_ray`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from paceline.cluster.config import ClusterConfig
+from paceline.cluster.door import IMPORT_PATH, VARIABLE
+from paceline.errors import ClusterError, InvalidRequest, MissingExtra
+from paceline.server.launch import settings_of
+from paceline.server.process import bind
+from paceline.server.settings import Settings
+
+OLDEST_RAY = (2, 60)  # the first that was tried: a late-bound app of an ingress, policies as classes
+STORE_BYTES = 256 << 20  # Ray's object store: requests and answers do not go through it
+
+
+def check_ray(installed: Callable[[str], str] = version) -> str:
+    """Return Ray's version. Raises MissingExtra or ClusterError where it cannot be used."""
+    try:
+        found = installed("ray")
+    except PackageNotFoundError:
+        raise MissingExtra("a cluster needs Ray Serve", extra="ray") from None
+    if tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < OLDEST_RAY:
+        oldest = ".".join(map(str, OLDEST_RAY))
+        raise ClusterError(f"Ray {found} is installed, {oldest} or newer is needed: pip install 'ray[serve]>={oldest}'")
+    return found
+
+
+@contextmanager
+def running(config: ClusterConfig, *, address: str | None = None) -> Iterator[Settings]:
+    """Run a cluster: of its own on this machine, or in the Ray at `address`. Yields the settings of its proxies.
+
+    Leaving it drains the replicas."""
+    check_ray()
+    settings = settings_of(config.options(os.environ))
+    if address is None:
+        bind(settings).close()  # an address in use is an error before anything starts
+        set_door(os.environ)
+    import ray
+    from ray import serve
+
+    _join(address)
+    try:
+        _check_room(config, ray.cluster_resources())
+        serve.start(proxy_location="EveryNode", http_options=http_options(settings))
+        deploy(config)
+        yield settings
+    finally:
+        serve.delete(config.cluster.name)
+        if address is None:
+            serve.shutdown()
+        ray.shutdown()
+
+
+def deploy(config: ClusterConfig) -> None:
+    """Start the application, or change the one that runs: new replicas start, and the old ones drain."""
+    from ray import serve
+
+    from paceline.cluster.deployment import application
+
+    try:
+        serve.run(application(config), name=config.cluster.name, route_prefix=config.cluster.route_prefix)
+    except RuntimeError as error:
+        said = "\n".join(_messages(config.cluster.name)) or str(error)
+        raise ClusterError(f"the replicas do not start: {reason(said)}") from None
+
+
+def _messages(name: str) -> list[str]:
+    """What Serve says of an application's deployments: the error of `serve.run` does not name their reason."""
+    from ray import serve
+
+    found = serve.status().applications.get(name)
+    return [] if found is None else [deployment.message for deployment in found.deployments.values()]
+
+
+def reason(text: str) -> str:
+    """Find the error of a replica in what Ray says of it: the last line of a traceback."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    named = [line for line in lines if re.match(r"(paceline\.errors\.)?[A-Za-z_.]+: ", line)]
+    own = [line for line in named if line.startswith("paceline.errors.")]
+    return (own or named or lines or ["no reason is known"])[-1].removeprefix("paceline.errors.")
+
+
+def set_door(environ: Any) -> None:
+    """Have Ray's proxies load the door. Raises ClusterError where they are told to load another."""
+    if environ.setdefault(VARIABLE, IMPORT_PATH) != IMPORT_PATH:
+        raise ClusterError(f"{VARIABLE} is {environ[VARIABLE]!r}: unset it, so that the proxies load {IMPORT_PATH}")
+
+
+def http_options(settings: Settings) -> dict[str, Any]:
+    """Options of Ray's proxies."""
+    tls = {"ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key} if settings.tls_cert else {}
+    return {"host": settings.host, "port": settings.port, **tls}
+
+
+def _join(address: str | None) -> None:
+    """Start Ray on this machine, or join the one at `address`."""
+    import ray
+
+    try:
+        if address is None:
+            ray.init(address="local", include_dashboard=False, object_store_memory=STORE_BYTES)
+        else:
+            ray.init(address=address)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ClusterError(f"cannot use Ray: {' '.join(str(error).split())}") from None
+
+
+def _check_room(config: ClusterConfig, there: Mapping[str, float]) -> None:
+    """Raise where the fewest replicas do not fit: Ray would wait for nodes without a word."""
+    cluster = config.cluster
+    for name, each in (("CPU", cluster.cpus), ("GPU", cluster.gpus)):
+        needed = each * cluster.min_replicas
+        if needed > there.get(name, 0.0):
+            raise InvalidRequest(
+                f"{cluster.min_replicas} replicas with {each:g} {name}s each need {needed:g}, and the cluster has "
+                f"{there.get(name, 0.0):g}: lower min_replicas or {name.lower()}s"
+            )

@@ -1,0 +1,95 @@
+"""What a cluster's configuration takes, and what is said of one that is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cluster.config import NO_EFFECT, ClusterConfig
+from paceline.errors import InvalidRequest, UnknownOption
+from paceline.server.settings import HINTS, RELOADABLE
+
+
+def config(**given: Any) -> ClusterConfig:
+    return ClusterConfig.of(given, where="f.yaml")
+
+
+def test_options_of_serve_and_of_the_cluster_stand_in_one_file(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("model: m\nkv_memory: 2M\nmax_waiting: 7\ncluster:\n  max_replicas: 3\n  cpus: 2\n")
+    found = ClusterConfig.read(str(file))
+    assert (found.cluster.min_replicas, found.cluster.max_replicas, found.cluster.scales) == (1, 3, True)
+    assert found.given == {"model": "m", "kv_memory": 2 << 20, "max_waiting": 7}
+    assert found.live == {"max_waiting": 7}
+    assert found.fixed == {"model": "m", "kv_memory": "2M"}
+    assert found.options({})["threads"] == 2
+
+
+def test_nothing_given_is_one_replica_of_the_usual_model() -> None:
+    found = config()
+    assert not found.cluster.scales
+    assert found.options({})["model"] == "smollm2"
+    assert (found.live, found.fixed) == ({}, {})
+
+
+def test_threads_are_the_cores_that_ray_reserves_unless_given() -> None:
+    assert config(cluster={"cpus": 0.25}).options({})["threads"] == 1
+    assert config(cluster={"cpus": 4}, threads=3).options({})["threads"] == 3
+    assert "threads" not in config(cluster={"gpus": 1}).options({})
+
+
+def test_the_environment_of_a_node_counts_before_the_file() -> None:
+    found = config(max_waiting=7, api_keys=["a"]).options({"PACELINE_API_KEYS": "b,c", "PACELINE_MAX_WAITING": "9"})
+    assert (found["api_keys"], found["max_waiting"]) == (("b", "c"), 9)
+
+
+def test_a_section_may_be_json_as_serve_run_gives_it() -> None:
+    assert config(cluster='{"max_replicas": 2}').cluster.max_replicas == 2
+    with pytest.raises(InvalidRequest, match="no JSON object: 'x'"):
+        config(cluster="x")
+
+
+def test_options_of_proxies_reach_no_replica() -> None:
+    found = config(host="::1", port=9, tls_cert="c", tls_key="k", served_name="n", log_json=True)
+    assert found.fixed == {"served_name": "n", "log_json": True}
+    assert set(found.live) | set(found.fixed) <= set(HINTS)
+    assert set(found.live) <= RELOADABLE
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_wating": 3}, "unknown option in f.yaml 'max_wating'; did you mean 'max_waiting'"),
+        ({"cluster": {"max_replica": 3}}, "section cluster of f.yaml 'max_replica'; did you mean 'max_replicas'"),
+        ({"cluster": [1]}, "cluster in f.yaml holds lines such as"),
+        ({"cluster": {"max_replicas": "x"}}, "max_replicas in the section cluster of f.yaml must be a whole number"),
+        ({"cluster": {"min_replicas": 3}}, "max_replicas 1 is less than min_replicas 3: give both"),
+        ({"cluster": {"min_replicas": 0}}, "min_replicas must be between 1 and"),
+        ({"cluster": {"routing": "prefixes"}}, "unknown routing 'prefixes'; did you mean 'prefix'"),
+        ({"cluster": {"route_prefix": "x"}}, "route_prefix is a path such as / or /small, not 'x'"),
+        ({"cluster": {"route_prefix": "/x/"}}, "not '/x/'"),
+        ({"cluster": {"name": ""}}, "not an empty text"),
+        ({"cluster": {"target_kv_usage": 2}}, r"target_kv_usage must be in \(0, 1\]"),
+        ({"cluster": {"stats_period": 0}}, r"stats_period must be in \(0"),
+        ({"cluster": {"upscale_delay": -1}}, "upscale_delay must be in"),
+        ({"port": 70000}, "port must be between 0 and 65535"),
+        ({"max_sequences": 0}, "max_sequences must be between 1"),
+    ],
+)
+def test_a_mistake_is_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        ClusterConfig.of(given, where="f.yaml")
+
+
+@pytest.mark.parametrize("name", NO_EFFECT)
+def test_an_option_without_effect_is_refused(name: str) -> None:
+    value = {"record": "f", "record_without_text": True, "record_share": 0.5}.get(name, 5)
+    with pytest.raises(InvalidRequest, match=f"{name} has no effect in a cluster: .*; leave it out"):
+        config(**{name: value})
+
+
+def test_an_unknown_option_is_of_the_kind_that_says_so() -> None:
+    with pytest.raises(UnknownOption):
+        config(nonsense=1)

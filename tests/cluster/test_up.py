@@ -1,0 +1,125 @@
+"""The command before Ray is there: versions, ports, files, signals."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import cluster as command
+from paceline.cli.main import main
+from paceline.cluster import up
+from paceline.cluster.config import ClusterConfig
+from paceline.cluster.up import check_ray, http_options, reason, set_door
+from paceline.errors import ClusterError, InvalidRequest, MissingExtra
+from paceline.server.settings import Settings
+
+
+def absent(name: str) -> str:
+    raise PackageNotFoundError(name)
+
+
+def test_ray_is_needed_in_a_version_that_was_tried() -> None:
+    with pytest.raises(MissingExtra, match=r"a cluster needs Ray Serve; .* `pip install '.\[ray\]'`"):
+        check_ray(absent)
+    with pytest.raises(ClusterError, match=r"Ray 2\.9\.3 is installed, 2\.60 or newer is needed"):
+        check_ray(lambda name: "2.9.3")
+    assert check_ray(lambda name: "3.0.0.dev0") == "3.0.0.dev0"
+
+
+def test_without_ray_the_command_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(check_ray, "__defaults__", (absent,))
+    assert main(["cluster", "up", "nowhere.yaml"]) == 2
+    assert "pip install '.[ray]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("max_replicas: 2\n", "unknown option in"), ("cluster: {replicas: 2}\n", "min_replicas"), ("[", "is not YAML")],
+)
+def test_a_wrong_file_is_an_error_before_anything_starts(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(check_ray, "__defaults__", (lambda name: "2.60.0",))
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    assert main(["cluster", "up", str(file)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_an_error_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_ray, "__defaults__", (lambda name: "2.60.0",))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        config = ClusterConfig.of({"port": taken.getsockname()[1]}, where="f")
+        with pytest.raises(InvalidRequest, match=r"cannot listen on .*: Address already"), up.running(config):
+            pass
+
+
+def test_the_proxies_load_the_door_unless_they_are_told_otherwise() -> None:
+    environ: dict[str, str] = {}
+    set_door(environ)
+    set_door(environ)
+    assert environ == {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "paceline.cluster.door.middlewares"}
+    with pytest.raises(ClusterError, match="is 'other': unset it"):
+        set_door({"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "other"})
+
+
+def test_proxies_listen_where_the_settings_say() -> None:
+    assert http_options(Settings(host="::1", port=9)) == {"host": "::1", "port": 9}
+    assert http_options(Settings(tls_cert="c", tls_key="k"))["ssl_keyfile"] == "k"
+
+
+def test_replicas_that_never_fit_are_an_error() -> None:
+    config = ClusterConfig.of({"cluster": {"min_replicas": 3, "max_replicas": 3, "cpus": 2}}, where="f")
+    up._check_room(config, {"CPU": 6.0})
+    with pytest.raises(InvalidRequest, match="3 replicas with 2 CPUs each need 6, and the cluster has 4"):
+        up._check_room(config, {"CPU": 4.0})
+    with pytest.raises(InvalidRequest, match="1 GPUs each need 1, and the cluster has 0: lower min_replicas or gpus"):
+        up._check_room(ClusterConfig.of({"cluster": {"gpus": 1}}, where="f"), {"CPU": 4.0})
+
+
+def test_the_reason_of_a_replica_is_found_in_what_ray_says() -> None:
+    text = "Traceback:\n  File x\npaceline.errors.ModelNotFound: no model 'x': name one\n\nRuntimeError: gave up\n"
+    assert reason(text) == "ModelNotFound: no model 'x': name one"
+    assert reason("a\nValueError: bad\n") == "ValueError: bad"
+    assert reason("only words") == "only words"
+    assert reason("") == "no reason is known"
+
+
+def test_the_file_is_read_on_a_signal_until_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    stop, calls = threading.Event(), []
+
+    def change() -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            signal.raise_signal(signal.SIGHUP)
+            raise InvalidRequest("max_waiting is no number")
+        stop.set()
+
+    threading.Timer(0.05, lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGHUP)).start()
+    before = signal.getsignal(signal.SIGHUP)
+    command.follow(change, stop=stop)
+    out = capsys.readouterr().out
+    assert out == "nothing was changed: max_waiting is no number\nthe file was read anew\n"
+    assert signal.getsignal(signal.SIGHUP) is before
+
+
+def test_a_signal_to_end_drains(capsys: pytest.CaptureFixture[str]) -> None:
+    threading.Timer(0.05, lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)).start()
+    command.follow(lambda: None)
+    assert capsys.readouterr().out == "draining: running requests end first\n"
+
+
+def test_the_banner_says_what_runs() -> None:
+    config = ClusterConfig.of({"cluster": {"max_replicas": 3, "route_prefix": "/small"}}, where="f")
+    text = command._banner(config, "http://h:1")
+    assert text.startswith("1 to 3 replicas, each with 1 CPUs and 0 GPUs, routing by session and prefix\n")
+    assert "http://h:1/small/v1 " in text
