@@ -28,7 +28,7 @@ from paceline.progress import progress_bar
 if TYPE_CHECKING:
     from paceline.tune.available import Available
 
-UNMEASURED = ("prediction", "mtp")  # they need requests of their own, or a reader
+UNMEASURED = ("prediction",)  # it needs requests of their own
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.drafters.registry import Recipe, check_device, find, head_directory, recipe, shipped_drafters
+from paceline.drafters.registry import Recipe, check_device, head_directory, recipe, shipped_drafters
 from paceline.errors import InvalidRequest, PacelineError
+from paceline.models.block_config import is_block
 from paceline.models.directory import read_json
 from paceline.models.resolve import name_of, resolve
 from paceline.runner.loading.models import ReadyModel
@@ -26,6 +27,11 @@ LOOKUPS = {  # what they look up, and what they need
     "suffix": ("lookup in prompt, output, past answers and a corpus", "a C compiler; no weights"),
     "ngram": ("lookup in prompt and output", "nothing"),
     "prediction": ("lookup in the text that a request predicts", "requests with a prediction"),
+}
+WITHOUT_TRAINING = {  # on a CPU: what drafts, and what it needs
+    "recycling": ("tokens that the target preferred the last time", "nothing"),
+    "lookahead": ("guesses that the target improves in its own passes", "nothing"),
+    "layers:auto": ("the target's first layers, as many as pay", "a measurement of some seconds when it is loaded"),
 }
 MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # of config.json; a GGUF file has one of its own
 CARD_ROW = re.compile(r"^\| ([\w-]+) \| (\d+) \| ([\d.]+) \|", flags=re.MULTILINE)  # set, prompts, tokens per round
@@ -50,11 +56,12 @@ def available(
     """List the drafters of a target on a device. `models`: names of those on this disk."""
     found = [
         *(_judged(words, "comes with Paceline", target, device) for words in shipped_drafters(target.name)),
-        *_in_checkpoint(target),
+        *_in_checkpoint(target, device),
         *(_judged(f"model:{name}", "on this disk", target, device) for name in models if _is_other(name, target)),
         *(() if folder is None else _in_folder(folder, target, device)),
         *(Available(name, *said, _command(target, name)) for name, said in LOOKUPS.items()),
-        *([_copy(target)] if device != "cpu" else []),
+        *([] if device != "cpu" else _without_training(target)),
+        _copy(target, device),
     ]
     if not any(kind_of(each.drafter) == "eagle" and each.why_not is None for each in found):
         found.append(_to_train(target))
@@ -78,7 +85,7 @@ def _judged(words: str, origin: str, target: ReadyModel, device: str) -> Availab
         command=None if why_not else _command(target, words),
         why_not=why_not,
         vocabulary=vocabulary_share(made, target),
-        known=() if kind == "model" else card_figures(head_directory(words.partition(":")[2])),
+        known=() if kind == "model" or words == kind else card_figures(head_directory(words.partition(":")[2])),
     )
 
 
@@ -118,6 +125,10 @@ def _kinds_of(path: Path) -> list[str]:
     said = json.dumps([values.get("architectures"), values.get("speculators_model_type")]).lower()
     if "medusa_num_heads" in values:
         return ["medusa"]
+    if is_block(values):
+        return ["block"]
+    if values.get("speculators_model_type") == "mtp":
+        return ["mtp"]
     return ["eagle"] if "eagle" in said else ["model", "eagle"]
 
 
@@ -128,20 +139,24 @@ def _is_other(name: str, target: ReadyModel) -> bool:
         return True  # judging it says why it cannot be read
 
 
-def _in_checkpoint(target: ReadyModel) -> list[Available]:
+def _in_checkpoint(target: ReadyModel, device: str) -> list[Available]:
     """Find layers for several tokens at once that were trained with the target."""
     config = target.model.path / "config.json"
     values: Mapping[str, Any] = read_json(config) if config.is_file() else target.model.metadata
     counts = [int(value) for key, value in values.items() if key in MTP_KEYS or key.endswith(".nextn_predict_layers")]
     if not sum(counts):
         return []
-    why_not = None if find("mtp") else "Paceline has no drafter that reads them"
-    command = None if why_not else _command(target, "mtp")
-    return [Available("mtp", "in the checkpoint", f"its {sum(counts)} MTP layers", command, why_not)]
+    return [_judged("mtp", f"{sum(counts)} layers in the checkpoint", target, device)]
 
 
-def _copy(target: ReadyModel) -> Available:
-    return Available("self", "the target in fewer bits", "room for its weights once more", _command(target, "self"))
+def _without_training(target: ReadyModel) -> list[Available]:
+    return [Available(name, *said, _command(target, name)) for name, said in WITHOUT_TRAINING.items()]
+
+
+def _copy(target: ReadyModel, device: str) -> Available:
+    words = "self:int4" if device == "cpu" else "self"
+    needs = "room for its weights once more, and weights that can lose bits"
+    return Available(words, "the target in fewer bits", needs, _command(target, words))
 
 
 def _to_train(target: ReadyModel) -> Available:

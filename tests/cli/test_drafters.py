@@ -32,7 +32,8 @@ def listed(cli: Cli, *argv: object) -> dict[str, Any]:
 
 def test_lookups_and_what_can_be_trained(cli: Cli, tiny: str) -> None:
     found = listed(cli, tiny)
-    assert [*found] == ["suffix", "ngram", "prediction", "eagle:drafter"]
+    free = ["recycling", "lookahead", "layers:auto", "self:int4"]
+    assert [*found] == ["suffix", "ngram", "prediction", *free, "eagle:drafter"]
     assert found["ngram"]["command"] == f"paceline serve {tiny} --drafter ngram"
     assert found["eagle:drafter"]["command"] == f"paceline train eagle {tiny} --prompts FILE --out drafter"
     assert all(each["pair"] is None and each["known"] == [] for each in found.values())
@@ -100,7 +101,8 @@ def test_measured_pairs(cli: Cli, tiny: str, monkeypatch: pytest.MonkeyPatch) ->
     status, out, _ = cli("drafters", tiny, "--device", "cpu", "--measure")
     assert status == 0
     assert "  ngram helps." in out
-    assert asked["candidates"] == "suffix,ngram", "predictions and heads that do not exist have no study"
+    without = "recycling,lookahead,layers:auto,self:int4"
+    assert asked["candidates"] == f"suffix,ngram,{without}", "predictions and heads that do not exist have no study"
     assert listed(cli, tiny, "--measure")["ngram"]["pair"] == pair
 
 
@@ -138,9 +140,21 @@ def test_layers_in_the_checkpoint(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     target = read_target(str(tmp_path), config=EngineConfig())
     config.write_text(json.dumps(json.loads(config.read_text()) | {"num_nextn_predict_layers": 1}))
-    [found] = module._in_checkpoint(target)
-    assert (found.drafter, found.needs) == ("mtp", "its 1 MTP layers")
-    assert (found.command is None) == (found.why_not is not None)
+    [found] = module._in_checkpoint(target, "cpu")
+    assert (found.drafter, found.origin, found.command) == ("mtp", "1 layers in the checkpoint", None)
+    assert "num_nextn_predict_layers" in str(found.why_not)  # the files have no such tensors
+
+
+def test_kinds_of_heads_by_their_config(tmp_path: Path) -> None:
+    kinds = {
+        "block": {"architectures": ["DFlashDraftModel"]},
+        "mtp": {"speculators_model_type": "mtp"},
+        "medusa": {"medusa_num_heads": 3},
+        "eagle": {"architectures": ["LlamaForCausalLMEagle3"]},
+    }
+    for kind, values in kinds.items():
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        assert module._kinds_of(tmp_path) == [kind]
 
 
 def test_another_vocabulary_is_named(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
