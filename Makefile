@@ -4,7 +4,8 @@
 #   make demo       a real model with and without speculation
 #   make serve      a server with a playground on http://127.0.0.1:8000 (SERVE="MODEL --option …" for another)
 #   make serve-ray  the same by replicas on Ray Serve (RAY=FILE for another configuration than deploy/cluster.yaml)
-#   make test       everything CI runs: check, then the tests with coverage
+#   make test       everything CI runs: check, then the tests
+#   make coverage   the same tests, and the share of lines and branches that they run
 #   make test-avx2, make test-portable
 #                   the same tests with every kernel and library held to an older CPU: one with AVX2 and no AVX-512,
 #                   and the oldest that the libraries have code for (TESTS="tests/kernels …" for some of them)
@@ -41,7 +42,7 @@ READY_TO_CLUSTER := .venv/.ready-to-cluster
 READY_TO_DEVELOP := .venv/.ready-to-develop
 READY_TO_COMPARE := $(PEERS)/.ready-to-compare
 
-TESTING := test test-avx2 test-portable test-arm test-slow
+TESTING := test coverage test-avx2 test-portable test-arm test-slow
 # Small models gain nothing from more threads, and tests must not fight each other for cores.
 $(TESTING): export OMP_NUM_THREADS = 1
 # Bytecode is kept beside the environment even where it is written nowhere else: half of the time to collect the tests,
@@ -63,6 +64,9 @@ serve-ray: $(READY_TO_CLUSTER)
 	$(BIN)/paceline cluster up $(RAY)
 
 test: check
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+coverage: $(READY_TO_DEVELOP)
 	$(BIN)/python -m pytest --cov -n 2 --dist worksteal
 
 test-avx2 test-portable: test-%: $(READY_TO_DEVELOP)

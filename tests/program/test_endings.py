@@ -6,6 +6,7 @@ import contextlib
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -209,8 +210,16 @@ def test_a_body_that_does_not_return_is_given_up(llm: LLM, monkeypatch: pytest.M
     assert "its thread still runs: code of it does not return" in str(error)
 
 
+@pytest.fixture
+def listens() -> Iterator[None]:
+    """Raise KeyboardInterrupt at Ctrl-C, also in tests that a shell runs in the background, where it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("how", ["run", "batch", "with"])
-def test_an_interrupt_ends_everything(llm: LLM, how: str) -> None:
+def test_an_interrupt_ends_everything(llm: LLM, how: str, listens: None) -> None:
     """By Ctrl-C, which raises KeyboardInterrupt in the main thread."""
     went_on: list[State] = []
     interrupts = threading.Semaphore(1)  # a second Ctrl-C would end the waiting for the end
