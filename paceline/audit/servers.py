@@ -1,4 +1,4 @@
-"""The same requests to several servers: is it the same text from each?
+"""Compare servers: send the same requests to each, and tell whether they answer with the same text.
 
 Every prompt is asked with every variant's sampling parameters and a fixed seed, so that servers of one configuration
 must agree token by token. Behind an address may be many replicas: each repeat has a session of its own, which a cluster
@@ -56,7 +56,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a server answered to a case."""
+    """The answer of a server to a case."""
 
     case: int  # index of the case
     url: str
@@ -223,7 +223,7 @@ def report(found: Compared, urls: Sequence[str]) -> str:
 
 
 def facts(found: Compared, urls: Sequence[str]) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the findings as a record for programs."""
     return {
         "servers": {url: sorted(found.replicas(url)) for url in urls},
         "requests": len(found.cases),

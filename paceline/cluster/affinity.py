@@ -17,7 +17,7 @@ MAX_BEGINNINGS = 8192  # of a replica in memory; beyond that, those that were us
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a request says about its place."""
+    """The wishes of a request about its replica: session, and beginning of its prompt."""
 
     replica: str | None = None  # the only one that may answer
     session: str | None = None

@@ -87,7 +87,7 @@ OWN: Mapping[str, Any] = get_type_hints(ClusterOptions)
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """What every replica is started with, and how many there are."""
+    """The settings with which every replica is started, and the number of replicas."""
 
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
     given: Mapping[str, Any] = field(default_factory=dict, repr=False)  # options of `paceline serve` that were given

@@ -179,7 +179,7 @@ def test_a_choice_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def auto(found: Choice | None, monkeypatch: pytest.MonkeyPatch, options: str = "") -> Made:
     monkeypatch.setattr(drafter, "choose", lambda *_, **__: found)
-    return lambda context, backend: registry.recipe(f"layers:auto{options}", a_target()).build(context)  # type: ignore
+    return lambda context, backend: registry.recipe(f"layers:auto{options}", a_target()).build(context)  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_in_one_round_a_draft_begins_behind_the_last_committed_token() -> None:
         assert isinstance(made, ModelDrafter)
         compute = made.compute
         made._trees = None
-        made.compute = lambda shares: rows.extend(share.count for share in shares) or compute(shares)  # type: ignore
+        made.compute = lambda shares: rows.extend(share.count for share in shares) or compute(shares)  # type: ignore[method-assign]
         return made
 
     run(build("toy", {"layers": make}), under_law.requests("greedy", (under_law.LOSSLESS[0],)))
