@@ -65,7 +65,7 @@ def application(config: ClusterConfig) -> Any:
 
 
 def resources(cluster: ClusterOptions) -> dict[str, Any]:
-    """What Ray reserves for a replica: one bundle, for the one rank that there is."""
+    """Return the resources that Ray reserves for a replica: one bundle, for the one rank that there is."""
     return {"ray_actor_options": {"num_cpus": cluster.cpus, "num_gpus": cluster.gpus}}
 
 

@@ -16,7 +16,7 @@ TARGET_BUSY = 0.7  # share of places in the batch that may be taken after a repl
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Of one replica, as its statistics report it."""
+    """The load of one replica, as its statistics report it."""
 
     running: float
     waiting: float

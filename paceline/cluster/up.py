@@ -76,7 +76,7 @@ def deploy(config: ClusterConfig) -> None:
 
 
 def _messages(name: str) -> list[str]:
-    """What Serve says of an application's deployments: the error of `serve.run` does not name their reason."""
+    """Return Serve's words about an application's deployments: the error of `serve.run` does not name their reason."""
     from ray import serve
 
     found = serve.status().applications.get(name)

@@ -77,7 +77,7 @@ class Seen(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """What the target said in a step of one sequence: after its last token, and after each drafted one."""
+    """The target's logits of one sequence in a step: after its last token, and after each drafted one."""
 
     key: int
     salt: str  # only requests with the same one may share what a drafter remembers

@@ -1,4 +1,4 @@
-"""What a drafter says, in the target's vocabulary.
+"""The logits of a drafter in the target's vocabulary.
 
 Each token of the drafter stands for the target's tokens of the same bytes: usually one, sometimes several. Its logit
 becomes that of the first of them, so that it is drawn with the target's noise at that token. Where several tokens of
