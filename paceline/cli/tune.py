@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from paceline.bench.workloads import BenchPrompt
     from paceline.llm import LLM
     from paceline.tune.candidates import Group
-    from paceline.tune.study import Asking, Study
+    from paceline.tune.study import Study
+    from paceline.tune.ways import Asking
 
 MIX = ("mt_bench", "humaneval", "code_edit")  # prompts that come with Paceline: chats, code, edits of code
 LOOKUPS = ("suffix", "ngram")  # candidates that cost nothing but host time
@@ -174,7 +175,7 @@ def _with_room(args: Namespace) -> Namespace:
 
 def _asking(args: Namespace, llm: LLM) -> Asking:
     from paceline.bench.workloads import workload
-    from paceline.tune.study import Asking
+    from paceline.tune.ways import Asking
 
     chosen = workload(
         args.prompts or MIX,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.errors import InvalidRequest
-from paceline.tune.study import DEFAULT, PLAIN
+from paceline.tune.ways import DEFAULT, PLAIN
 
 MARGIN = 0.98  # of the best speed: the default settings are chosen from here on
 UNITS = {"ms": 1e-3, "s": 1.0}  # seconds

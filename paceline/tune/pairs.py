@@ -16,8 +16,8 @@ from paceline.llm import LLM
 from paceline.sizes import format_size
 from paceline.tune.candidates import name_in
 from paceline.tune.predictions import Prediction
-from paceline.tune.study import Asking
 from paceline.tune.traces import trace
+from paceline.tune.ways import Asking
 from paceline.types import Rule, Speculation
 
 PROMPTS, TOKENS = 50, 32  # answers over which acceptance is taken, and tokens of each at most

@@ -16,7 +16,7 @@ from paceline.bench.statistics import paired_ratio
 from paceline.tune import pairs
 from paceline.tune.choice import Choice, Measured, Slo, choose, nearest
 from paceline.tune.predictions import Prediction
-from paceline.tune.study import DEFAULT, PLAIN
+from paceline.tune.ways import DEFAULT, PLAIN
 
 Record = dict[str, Any]
 DEFINITION = (

@@ -10,7 +10,7 @@ from paceline.bench.plots import Chart, Series
 from paceline.bench.serve_text import number
 from paceline.bench.serve_text import table as text_table
 from paceline.tune import pairs
-from paceline.tune.study import PLAIN
+from paceline.tune.ways import PLAIN
 
 Record = dict[str, Any]
 HEADER = ("batch", "way", "predicted tok/s", "predicted", "tok/s", "ratio", "TTFT ms", "TPOT ms", "accepted", "")

@@ -6,64 +6,31 @@ is complete, so a study that was killed loses one part at most.
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from paceline.bench.grid import Asked, Budget, Kind, Place, measure_place
-from paceline.bench.offline import Cell
 from paceline.bench.statistics import MIN_UNITS
 from paceline.bench.workloads import BenchPrompt
 from paceline.errors import PacelineError
 from paceline.llm import LLM
 from paceline.tune.candidates import Engines, Group, is_lookup, memory_of, name_in, reason, vocabulary_share
-from paceline.tune.costs import StepCosts, Table, read, stored, table_of
+from paceline.tune.costs import StepCosts, Table, read, stored
 from paceline.tune.lookups import replay_lookup
 from paceline.tune.predictions import Prediction, predict
 from paceline.tune.redrafts import redraft
-from paceline.tune.traces import Recorded, Round, Step, Trace, recorded, trace
+from paceline.tune.step_timing import ladder, time_steps, timed_lengths
+from paceline.tune.traces import Recorded, Round, Trace, recorded, trace
+from paceline.tune.ways import DEFAULT, PLAIN, Arm, Asking
 from paceline.types import Request, SamplingParams, Speculation
 
 Record = dict[str, Any]
-PLAIN, DEFAULT = "plain", "default"
 KIND = Kind("tune", "tune")  # of the places that are measured
 PLAIN_PART, CHECK = "plain answers", "check of "  # name of a part, and how those of checks begin
 PLAIN_SHARE, DRAFT_SHARE = 4.0, 2.0  # times as long as another part that the plain run and drafts may take
-WARM_TOKENS, COST_TOKENS = 8, 32  # tokens of answers that warm up, and at most of those whose steps are timed
-COST_TURNS = 2  # timed turns of each arm, every second one in reverse order
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """One way to decode. A drafter without a length is its engine's default: governed, and of all its drafters."""
-
-    group: int  # engine that holds it
-    drafter: str  # as the user named it; PLAIN or DEFAULT
-    draft: int | None = None
-
-    def cell(self, llm: LLM, batch: int, temperature: float) -> Cell:
-        if self.drafter == PLAIN:
-            return Cell(batch, temperature)
-        if self.draft is None:
-            return Cell(batch, temperature, Speculation(), DEFAULT)
-        name = name_in(llm, self.drafter)
-        return Cell(batch, temperature, Speculation(drafter=name, max_draft=self.draft), name, fixed=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Asking:
-    """The question of a study: prompts with their tokens, and over what it compares."""
-
-    prompts: Sequence[BenchPrompt]
-    tokens: Sequence[tuple[int, ...]]
-    drafts: Sequence[int]
-    batches: Sequence[int]
-    temperature: float = 0.0
-    rounds: int | None = None  # batches that a check decodes; None: as many as all prompts make
-    ignore_eos: bool = False
 
 
 @dataclass(slots=True)
@@ -215,30 +182,19 @@ class Study:
         return rounds
 
     def _costs(self, number: int, batch: int) -> Record:
-        """Time steps of plain decoding and of every drafter at every length, in turns."""
-        llm, group = self.engines.of(self.groups[number]), self.groups[number]
-        lengths = {words: self._lengths(number, words) for words in group.scored}
-        arms = [Arm(number, PLAIN), *(Arm(number, words, k) for words, ks in lengths.items() for k in ks)]
-        steps: dict[str, list[Step]] = {}
-        prompts, tokens = _middle(self.asking, batch)
-        began, most = self.budget.clock(), WARM_TOKENS
-        for turn in range(1 + COST_TURNS):
-            gc.collect()  # now, rather than during a step
-            short = [replace(prompt, max_tokens=min(prompt.max_tokens, most)) for prompt in prompts]
-            for arm in arms if turn % 2 == 0 else reversed(arms):
-                cell = arm.cell(llm, batch, self.asking.temperature)
-                for i in range(0, len(short), batch):
-                    some = short[i : i + batch], tokens[i : i + batch]
-                    made = trace(llm.engine, cell, *some, number=-2 - turn, ignore_eos=self.asking.ignore_eos)
-                    if turn:
-                        steps.setdefault(arm.drafter, []).extend(s for s in made.steps if s.sequences == batch)
-            most = most if turn else self._cost_tokens(self.budget.clock() - began)
-        return {"tables": {name: stored(table_of(found)) for name, found in steps.items() if found}}
-
-    def _cost_tokens(self, warm: float) -> int:
-        """Return the tokens of answers whose steps are timed, if WARM_TOKENS of all took so many seconds."""
-        fit = math.inf if not warm else WARM_TOKENS * self._part_seconds / (COST_TURNS * warm)
-        return int(min(max(fit, WARM_TOKENS), COST_TOKENS))
+        """Time steps of plain decoding and of every drafter at several of its lengths."""
+        group = self.groups[number]
+        lengths = {words: timed_lengths(self._lengths(number, words)) for words in group.scored}
+        drafting = [Arm(number, words, k) for words, ks in lengths.items() for k in ks]
+        tables = time_steps(
+            self.engines.of(group),
+            [Arm(number, PLAIN), *drafting],
+            self.asking,
+            batch,
+            seconds=self._part_seconds,
+            clock=self.budget.clock,
+        )
+        return {"tables": {name: stored(table) for name, table in tables.items()}}
 
     # ── time ──
 
@@ -329,21 +285,6 @@ class Study:
         turn = step * sum(len(each.answer) for each in answers) / len(answers)  # seconds of a plain batch
         rest = (self.budget.began + 60 * minutes - self.budget.clock()) / left
         return max(MIN_UNITS, min(wanted, int(rest / (arms * turn)) if turn else wanted))
-
-
-def ladder(most: int) -> list[int]:
-    """Numbers of sequences whose steps are timed: powers of two up to `most`, and `most` itself."""
-    return sorted({1 << i for i in range(most.bit_length()) if 1 << i <= most} | {most})
-
-
-def _middle(asking: Asking, batch: int) -> tuple[list[BenchPrompt], list[tuple[int, ...]]]:
-    """Choose prompts of middling lengths for a batch; a single sequence gets several, one after the other."""
-    order = sorted(range(len(asking.tokens)), key=lambda i: len(asking.tokens[i]))
-    wanted = min(max(batch, 2), len(order))
-    first = (len(order) - wanted) // 2
-    chosen = [order[first + i % wanted] for i in range(max(wanted, batch))]
-    chosen = chosen[: len(chosen) // batch * batch]
-    return [asking.prompts[i] for i in chosen], [asking.tokens[i] for i in chosen]
 
 
 def _sampler(llm: LLM, asking: Asking, place: int) -> Any:

@@ -15,7 +15,8 @@ from paceline.tune import pairs, report
 from paceline.tune.candidates import reason
 from paceline.tune.choice import Slo
 from paceline.tune.predictions import Prediction
-from paceline.tune.study import Arm, Study
+from paceline.tune.study import Study
+from paceline.tune.ways import Arm
 
 Record = dict[str, Any]
 

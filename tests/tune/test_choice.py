@@ -13,7 +13,7 @@ from paceline.cli.serve import _for_loading, options_of
 from paceline.errors import InvalidRequest
 from paceline.server.launch import settings_of
 from paceline.tune.choice import Choice, Measured, Slo, choose, nearest, settings, yaml
-from paceline.tune.study import DEFAULT, PLAIN
+from paceline.tune.ways import DEFAULT, PLAIN
 
 
 def cell(drafter: str, draft: int | None, batch: int, ratio: float, **more: Any) -> Measured:

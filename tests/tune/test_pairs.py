@@ -13,8 +13,8 @@ from paceline.bench.workloads import BenchPrompt
 from paceline.tune import pairs
 from paceline.tune.pairs import acceptance, lines, verdict
 from paceline.tune.predictions import Prediction
-from paceline.tune.study import Asking
 from paceline.tune.traces import Trace
+from paceline.tune.ways import Asking
 from paceline.types import Rule, SequenceStats
 
 

@@ -13,8 +13,10 @@ from paceline.bench.workloads import BenchPrompt
 from paceline.errors import InvalidRequest
 from paceline.llm import LLM
 from paceline.tune.candidates import Engines, Group, groups, is_lookup, kind_of, memory_of, name_in, vocabulary_share
-from paceline.tune.study import Arm, Asking, Study, ladder
+from paceline.tune.step_timing import cost_tokens, ladder, timed_lengths
+from paceline.tune.study import Study
 from paceline.tune.tuning import Wanted, best, tune
+from paceline.tune.ways import Arm, Asking
 from tests.cli.tiny_model import write_model
 
 FACTS: dict[str, Any] = {"target": "t", "sources": ["s"], "machine": {"cpu": "c", "paceline": "1", "commit": "x"}}
@@ -50,8 +52,8 @@ def test_slow_parts_are_cut(model: str) -> None:
     rounds = slow._drafts(0, model)["rounds"]
     assert {length: len(rounds[length]["all"]) for length in rounds} == {"2": 4, "8": 4}
     assert slow._decoded(0, Arm(0, model, 8), 1.0) == rounds["8"]["all"]
-    assert slow._cost_tokens(1e9) == 8
-    assert slow._cost_tokens(0.0) == 32
+    assert cost_tokens(1e9, 1.0) == 8
+    assert cost_tokens(0.0, 1.0) == 32
     slow.known["steps of " + slow.groups[0].title + ", 1 at once"] = {"tables": {"plain": [[1, 1e3]]}}
     assert slow._rounds(0, 1, 3, 1) == 4
 
@@ -60,7 +62,7 @@ def test_quick_parts_are_whole(model: str) -> None:
     quick = study(model, "ngram")
     assert len(quick.answers()) == 12
     assert quick._rounds(0, 2, 3, 1) == 6
-    assert quick._cost_tokens(1e9) == 32
+    assert cost_tokens(1e9, float("inf")) == 32
     assert best(quick, 3) == {1: [], 2: []}
 
 
@@ -93,7 +95,12 @@ def test_engines_keep_the_latest() -> None:
 
 
 def test_ladders() -> None:
-    assert (ladder(1), ladder(8), ladder(6)) == ([1], [1, 2, 4, 8], [1, 2, 4, 6])
+    assert (ladder(1), ladder(8), ladder(4), ladder(64)) == ([1], [1, 4, 8], [1, 4], [1, 4, 16, 64])
+
+
+def test_lengths_that_are_timed_have_the_shortest_and_the_longest() -> None:
+    assert timed_lengths((1, 2, 3, 4, 6, 8)) == [1, 4, 8]
+    assert (timed_lengths((3,)), timed_lengths((2, 5))) == ([3], [2, 5])
 
 
 def test_the_target_itself_must_load(tmp_path: Path) -> None:
