@@ -157,6 +157,7 @@ def _simulated(args: Namespace, traffic: Traffic, real: dict[str, Any] | None) -
         "scale": scaling.scale,
         "reading": scaling.reading,
         "scaling": scaling.source,
+        "delivery": schedule.delivery,
     }
     found = record(rows, facts, notes=[*schedule.notes, *unknowns(schedule)])
     if real is not None:
@@ -181,7 +182,8 @@ def _measured(args: Namespace, traffic: Traffic, progress: Progress) -> Plan:
         "acceptance": None if measured.drafts is None else measured.drafts.source,
         "times": measured.times.record(),
     }
-    return Plan(schedule, settings(llm, engine_config(args), measured, asked), facts)
+    made = settings(llm, engine_config(args), measured, asked)
+    return Plan(schedule, [replace(setting, delivery=schedule.delivery) for setting in made], facts)
 
 
 def _what_if(args: Namespace) -> WhatIf:

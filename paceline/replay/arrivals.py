@@ -6,6 +6,7 @@ the option; what cannot be replayed is left out and said.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -41,6 +42,11 @@ class Schedule:
     def seconds(self) -> float:
         """Time from the first arrival to the last."""
         return self.arrivals[-1].due if self.arrivals else 0.0
+
+    @property
+    def delivery(self) -> float:
+        """Seconds that the server usually took beside the engine, before the first token of an answer."""
+        return statistics.median(arrival.answer.delivery for arrival in self.arrivals) if self.arrivals else 0.0
 
 
 def schedule(

@@ -17,7 +17,8 @@ from typing import NamedTuple
 from paceline.replay.arrivals import Arrival, Schedule
 from paceline.replay.simulate import Setting, simulate
 
-ANSWERS = 200  # that are simulated, from the first on
+ANSWERS = 200  # that are simulated
+WINDOWS = 4  # stretches of the record that they come from: other work on the machine may have slowed one of them
 TURNS = 8  # simulations for a factor, at most
 ROUNDS = 2  # times that both factors are found in turn, because each also changes what the other is found by
 NEAR = 0.02  # relative error at which the factor is good enough
@@ -40,7 +41,8 @@ class Pace(NamedTuple):
 
 def calibrate(settings: Sequence[Setting], schedule: Schedule) -> Calibration:
     """Find the factors with the setting that was recorded, if it is among these; otherwise 1, and say why."""
-    arrivals = schedule.arrivals[:ANSWERS]
+    windows = stretches(schedule.arrivals)
+    arrivals = [arrival for window in windows for arrival in window]
     wanted = recorded_pace(arrivals)
     if schedule.changed:
         return Calibration(1.0, 1.0, "not calibrated: arrival times or lengths are not those of the record")
@@ -51,18 +53,29 @@ def calibrate(settings: Sequence[Setting], schedule: Schedule) -> Calibration:
     if len(drafters) != 1 or not drafters <= set(names):
         said = " and ".join(sorted(name or "no drafter" for name in drafters))
         return Calibration(1.0, 1.0, f"not calibrated: the record was made with {said}, which is not simulated")
-    chosen = replace(names[drafters.pop()], stream_interval=0.0)  # the record has times of tokens, not of chunks
-    scale, reading = _fitted(chosen, arrivals, wanted)
+    # What is compared are times of the engine: of tokens, not of chunks, and without the server.
+    chosen = replace(names[drafters.pop()], stream_interval=0.0, delivery=0.0)
+    scale, reading = _fitted(chosen, windows, wanted)
     said = f"scaled by {scale:.3f}, of reading prompts by {reading:.3f} more"
     return Calibration(scale, reading, f"{said}: {chosen.name} then takes as long as in the record")
 
 
-def _fitted(setting: Setting, arrivals: Sequence[Arrival], wanted: Pace) -> tuple[float, float]:
+def stretches(arrivals: Sequence[Arrival]) -> list[Sequence[Arrival]]:
+    """Choose ANSWERS arrivals in WINDOWS stretches, from the beginning of the record to its end; all of a short one."""
+    size, last = ANSWERS // WINDOWS, len(arrivals) - ANSWERS // WINDOWS
+    if len(arrivals) <= ANSWERS:
+        return [arrivals]
+    starts = [last * number // (WINDOWS - 1) for number in range(WINDOWS)]
+    return [arrivals[start : start + size] for start in starts]
+
+
+def _fitted(setting: Setting, windows: Sequence[Sequence[Arrival]], wanted: Pace) -> tuple[float, float]:
     def pace(scale: float, reading: float) -> Pace:
-        run = simulate(replace(setting, times=setting.times.scaled(scale, reading=reading)), arrivals)
-        if run.interrupted:
+        scaled = replace(setting, times=setting.times.scaled(scale, reading=reading))
+        runs = [simulate(scaled, window) for window in windows]
+        if any(run.interrupted for run in runs):
             raise KeyboardInterrupt
-        return _pace([(each.ttft, each.tpot) for each in run.outcomes])
+        return _pace([(each.ttft, each.tpot) for run in runs for each in run.outcomes])
 
     scale = reading = 1.0
     for _ in range(ROUNDS):

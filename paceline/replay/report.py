@@ -64,8 +64,10 @@ def recorded_outcomes(schedule: Schedule) -> list[RequestOutcome]:
         stats = arrival.answer.stats
         if "time_to_first" not in stats or "time_total" not in stats:
             return []
-        outcome = RequestOutcome(BenchPrompt(arrival.id, ""), started=arrival.due, ttft=stats["time_to_first"])
-        outcome.latency, outcome.output_tokens, outcome.counted = stats["time_total"], arrival.answer.length, True
+        served = arrival.answer.delivery
+        outcome = RequestOutcome(BenchPrompt(arrival.id, ""), started=arrival.due, ttft=stats["time_to_first"] + served)
+        outcome.latency, outcome.output_tokens = stats["time_total"] + served, arrival.answer.length
+        outcome.counted = True
         outcome.prompt_tokens = arrival.request.length
         found.append(outcome)
     return found
@@ -141,6 +143,8 @@ def text(found: Record) -> str:
     parts = [table([[row[i] for i in kept] for row in rows]), "\n".join(map(_busy_line, runs)), found["definition"]]
     parts += [f"acceptance {found['acceptance']}"] if found.get("acceptance") else []
     parts += [f"times {found['scaling']}"] if found.get("scaling") else []
+    if found.get("delivery"):
+        parts.append(f"the server adds {1e3 * found['delivery']:.1f} ms before the first token, as in the record")
     parts += ["\n".join(f"note: {note}" for note in found["notes"])] if found["notes"] else []
     parts += [line for run in runs for line in failures(run)]
     parts += [errors_text(found["errors_against"])] if found.get("errors_against") else []

@@ -42,6 +42,7 @@ class Setting:
     drafter: DrafterTraits | None = None  # None: plain
     drafts: Drafts | None = None
     stream_interval: float = 0.0  # seconds
+    delivery: float = 0.0  # seconds that the server takes for a request beside the engine, before its first token
     seed: int = 0
 
 
@@ -135,7 +136,7 @@ class _Simulation:
     def _hear(self, events: Sequence[TokenEvent], now: float) -> None:
         """Take all events that reach one reader together: a chunk."""
         outcome = self._open[events[0].request_id]
-        since, tokens = now - outcome.started, sum(len(event.tokens) for event in events)
+        since, tokens = now - outcome.started + self._setting.delivery, sum(len(event.tokens) for event in events)
         if outcome.ttft:
             outcome.gaps.append(since - outcome.latency)
         else:

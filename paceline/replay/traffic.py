@@ -16,7 +16,7 @@ from typing import Any
 from paceline.errors import InvalidRequest
 from paceline.kernels.base import PAGE_SIZE
 from paceline.prompts.files import is_end, records, sampling_of
-from paceline.server.record import COUNTS, TIMES, page_names
+from paceline.server.record import COUNTS, FIRST_SENT, TIMES, page_names
 from paceline.types import SamplingParams
 
 TAKEN = {
@@ -29,7 +29,7 @@ TAKEN = {
     "sampling",
     "pages",
 }  # fields of a taken request
-ENDED = {"id", "sample", "ended", "output_tokens", "pages", *COUNTS, *TIMES}  # fields of an answer's end
+ENDED = {"id", "sample", "ended", "output_tokens", "pages", *COUNTS, *TIMES, FIRST_SENT}  # fields of an answer's end
 MAX_FABRICATED = 1 << 24  # tokens that a line may claim
 
 
@@ -42,6 +42,12 @@ class RecordedAnswer:
     finish: str
     pages: tuple[str, ...] = ()  # names of the full pages behind those of the prompt
     stats: Mapping[str, Any] = field(default_factory=dict)  # counts and times of its sequence
+
+    @property
+    def delivery(self) -> float:
+        """Seconds that the server took beside the engine, until the first token was there to be sent; 0: not known."""
+        sent, first = self.stats.get(FIRST_SENT), self.stats.get("time_to_first")
+        return 0.0 if sent is None or first is None else max(0.0, sent - first)
 
     @property
     def tokens_per_step(self) -> float | None:
@@ -166,7 +172,7 @@ def _answer(line: Mapping[str, Any], where: str) -> RecordedAnswer:
         length=_whole(line, "output_tokens", where),
         finish=str(line["ended"]),
         pages=_names(line, where, most=MAX_FABRICATED),
-        stats={name: line[name] for name in (*COUNTS, *TIMES) if line.get(name) is not None},
+        stats={name: line[name] for name in (*COUNTS, *TIMES, FIRST_SENT) if line.get(name) is not None},
     )
 
 

@@ -38,6 +38,7 @@ class Record:
     method: str
     path: str
     wants_prompts: bool = False
+    began: float = 0.0  # time on `time.perf_counter`
     status: int = 0  # HTTP status; 0 until a response begins, 499 if the client left before
     seconds: float = 0.0
     prompt_tokens: int = 0

@@ -2,8 +2,9 @@
 
 A request has a line when it is taken: its id, the time, the model, the prompt's token ids and the sampling parameters,
 with the seed if the client gave one; no key, no address. Each of its answers has a line when it ends: why, how long it
-is, and the counts and times of its sequence; no token of it. A prompt can be read from its tokens, so only the owner of
-the file can read it. Without `text` there are no token ids, no stop strings and no grammar: the prompt is a length.
+is, the counts and times of its sequence, and when its first token was there to be sent; no token of it. A prompt can be
+read from its tokens, so only the owner of the file can read it. Without `text` there are no token ids, no stop strings
+and no grammar: the prompt is a length.
 
 `pages` are names of the full KV pages of a text. Equal beginnings have equal names, by which a replay finds prefixes
 that the cache had. A name is a hash with a key that is drawn at the start and kept nowhere: no text follows from it.
@@ -37,6 +38,7 @@ NAME_BYTES = 8  # of a page's name: two of a million pages have the same one wit
 TEXTS = ("logit_bias", "allowed_tokens", "stop", "stop_ids", "grammar")  # parameters that tell of a text
 COUNTS = ("cached_tokens", "steps", "rounds", "drafted", "accepted", "accepted_by_position", "drafter", "preemptions")
 TIMES = ("time_queued", "time_to_first", "time_total", "time_draft", "time_verify")
+FIRST_SENT = "time_first_sent"  # seconds from the HTTP request to the first token on the event loop, which sends it
 
 
 @dataclass(slots=True)
@@ -44,7 +46,9 @@ class _Open:
     """A recorded request that has not ended: the tokens of its answers so far, by sample."""
 
     request: Request
+    began: float | None  # when its HTTP request came, on `time.perf_counter`; None: it came by no HTTP
     answers: dict[int, list[int]] = field(default_factory=dict)
+    sent: dict[int, float] = field(default_factory=dict)  # sample → seconds until its first token was there
     ended: int = 0  # samples
 
 
@@ -58,13 +62,16 @@ class Recorder:
         text: bool = True,
         draw: Callable[[], float] = random.random,
         clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`model`: the served name. `text` False: no token ids are kept. `clock`: seconds since 1970."""
+        """`model`: the served name. `text` False: no token ids are kept. `clock`: seconds since 1970. `timer`: that of
+        `logs.Record.began`."""
         self._share = share
         self._model = model
         self._text = text
         self._draw = draw
         self._clock = clock
+        self._timer = timer
         self._key = os.urandom(16)
         self._open: dict[str, _Open] = {}
         try:
@@ -78,7 +85,8 @@ class Recorder:
         """Record a request that the engine has been asked to serve, if it makes text and the draw selects it."""
         if self._file is None or request.pooling is not None or self._draw() >= self._share:
             return
-        self._open[request.id] = _Open(request)
+        current = logs.current.get()
+        self._open[request.id] = _Open(request, None if current is None else current.began)
         self._write(self._taken(request))
 
     def hear(self, event: TokenEvent) -> None:
@@ -86,6 +94,8 @@ class Recorder:
         opened = self._open.get(event.request_id)
         if opened is None:
             return
+        if opened.began is not None and event.tokens and event.sample not in opened.sent:
+            opened.sent[event.sample] = self._timer() - opened.began
         answer = opened.answers.setdefault(event.sample, [])
         answer += event.tokens
         if event.finish is None:
@@ -93,7 +103,7 @@ class Recorder:
         opened.ended += 1
         if opened.ended == opened.request.sampling.n:
             del self._open[event.request_id]
-        self._write(self._ended(opened.request, event, answer))
+        self._write(self._ended(opened, event, answer))
 
     def _taken(self, request: Request) -> dict[str, Any]:
         line = {"id": request.id, "at": round(self._clock(), 6), "model": self._model, "share": self._share}
@@ -104,8 +114,8 @@ class Recorder:
         line |= {"prompt_length": len(request.prompt), "pages": pages}
         return line | {"sampling": {name: value for name, value in sampling.items() if name not in TEXTS}}
 
-    def _ended(self, request: Request, event: TokenEvent, answer: Sequence[int]) -> dict[str, Any]:
-        stats = event.stats or SequenceStats()
+    def _ended(self, opened: _Open, event: TokenEvent, answer: Sequence[int]) -> dict[str, Any]:
+        request, stats, sent = opened.request, event.stats or SequenceStats(), opened.sent.get(event.sample)
         pages = page_names((*request.prompt, *answer), key=self._key, salt=request.cache_salt)
         return {
             "id": request.id,
@@ -115,6 +125,7 @@ class Recorder:
             "pages": pages[len(request.prompt) // PAGE_SIZE :],
             **{name: getattr(stats, name) for name in COUNTS},
             **{name: round(getattr(stats, name), 6) for name in TIMES},
+            **({} if sent is None else {FIRST_SENT: round(sent, 6)}),
         }
 
     def _write(self, line: dict[str, Any]) -> None:

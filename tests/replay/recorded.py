@@ -61,6 +61,8 @@ def times(
 
 
 def setting(name: str = "plain", *, known: StepTimes | None = None, pages: int = 200, **options: Any) -> Setting:
-    fields = {key: options.pop(key) for key in ("drafter", "drafts", "stream_interval", "seed") if key in options}
+    fields = {
+        key: options.pop(key) for key in ("drafter", "drafts", "stream_interval", "delivery", "seed") if key in options
+    }
     config = EngineConfig.of(**{**LIMITS, **options})
     return Setting(name, config, num_pages=pages, max_context=512, times=known or times(), **fields)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from paceline.engine.engine import Engine
 from paceline.errors import EngineDead
 from paceline.kv.cache import KVCache
 from paceline.replay.arrivals import Arrival, Schedule
-from paceline.replay.calibrate import calibrate, recorded_pace
+from paceline.replay.calibrate import calibrate, recorded_pace, stretches
 from paceline.replay.drafts import given_acceptance
 from paceline.replay.meter import measure_passes
 from paceline.replay.paper import DrafterTraits, PaperClock, PaperDrafter, PaperForward, script
@@ -115,9 +117,9 @@ def test_an_engine_that_dies_ends_the_sample() -> None:
 # ── calibration ──
 
 
-def a_schedule(*, scale: float, reading: float = 1.0, drafter: str | None) -> Schedule:
+def a_schedule(*, scale: float, reading: float = 1.0, drafter: str | None, answers: int = 20) -> Schedule:
     """Arrivals with the times that a machine `scale` times as slow would have recorded."""
-    plain = [arrival(i, due=0.3 * i, prompt=40, output=30) for i in range(1, 21)]
+    plain = [arrival(i, due=0.3 * i, prompt=40, output=30) for i in range(1, answers + 1)]
     run = simulate(setting(known=KNOWN.scaled(scale, reading=reading), max_step_tokens=64), plain)
     timed: list[Arrival] = []
     for each, outcome in zip(plain, run.outcomes, strict=True):
@@ -142,6 +144,28 @@ def test_a_calibrated_simulation_takes_as_long_as_the_record(scale: float, readi
     ]
     assert recorded_pace(own) == pytest.approx(recorded_pace(schedule.arrivals), rel=0.04)
     assert f"scaled by {found.scale:.3f}, of reading prompts by {found.reading:.3f} more: plain" in found.source
+
+
+def test_calibration_looks_at_the_whole_record() -> None:
+    arrivals = [arrival(i) for i in range(1, 1001)]
+    windows = stretches(arrivals)
+    assert [len(window) for window in windows] == [50] * 4
+    assert (windows[0][0], windows[-1][-1]) == (arrivals[0], arrivals[-1])
+    assert [len(window) for window in stretches(arrivals[:201])] == [50] * 4
+    assert stretches(arrivals[:200]) == [arrivals[:200]]
+
+
+@pytest.mark.unwatched
+def test_other_work_at_the_beginning_of_a_record_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.replay.calibrate.ANSWERS", 20)
+    usual = a_schedule(scale=1.0, drafter=None, answers=60).arrivals
+    slowed = [replace(each, answer=replace(each.answer, stats=_slowed(each.answer.stats, 3))) for each in usual[:12]]
+    found = calibrate([setting("plain", known=KNOWN, max_step_tokens=64)], Schedule((*slowed, *usual[12:]), ()))
+    assert found.scale == pytest.approx(1.0, rel=0.1)
+
+
+def _slowed(stats: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    return {**stats, **{name: factor * stats[name] for name in ("time_to_first", "time_total")}}
 
 
 def test_what_cannot_be_calibrated_says_why() -> None:

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from paceline.errors import EngineDead
-from paceline.replay.arrivals import Arrival
+from paceline.replay.arrivals import Arrival, Schedule
 from paceline.replay.drafts import given_acceptance
 from paceline.replay.paper import DrafterTraits, PaperClock, script
+from paceline.replay.report import recorded_outcomes
 from paceline.replay.simulate import Run, Setting, simulate
 from paceline.server.record import page_names
 from tests.replay.recorded import arrival, setting, times
@@ -128,6 +129,16 @@ def test_tokens_travel_together_within_the_interval() -> None:
     assert outcome.gaps == pytest.approx([0.03, 0.03, 0.03])
     assert outcome.output_tokens == 10
     assert outcome.latency == pytest.approx(0.1)
+
+
+def test_the_server_takes_its_time_before_the_first_token() -> None:
+    [outcome] = simulate(setting(delivery=0.5), [arrival(1, output=10)]).outcomes
+    assert (outcome.ttft, outcome.latency) == pytest.approx((0.51, 0.6))
+    assert outcome.gaps == pytest.approx([0.01] * 9)
+    served = [arrival(i, time_to_first=0.2, time_first_sent=0.2 + 0.01 * i, time_total=0.9) for i in range(1, 4)]
+    assert Schedule(tuple(served), ()).delivery == pytest.approx(0.02)
+    assert [(each.ttft, each.latency) for each in recorded_outcomes(Schedule((served[1],), ()))] == [(0.22, 0.92)]
+    assert arrival(1, time_to_first=0.2).answer.delivery == arrival(1).answer.delivery == 0.0
 
 
 def test_a_run_can_be_repeated() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from paceline.errors import InvalidRequest, StorageError
 from paceline.prompts.files import read_prompts
+from paceline.server import logs
 from paceline.server.banner import _recording
 from paceline.server.record import Recorder, page_names
 from paceline.server.settings import Settings
@@ -47,6 +48,21 @@ def test_a_share_is_kept(tmp_path: Path) -> None:
     for i in range(4):
         recorder.take(a_request(str(i)))
     assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == ["0", "1"]
+
+
+def test_when_the_first_token_was_there_to_be_sent(tmp_path: Path) -> None:
+    path, times = tmp_path / "served.jsonl", iter([1.25, 1.5])
+    recorder = Recorder(str(path), share=1.0, timer=lambda: next(times))
+    http = logs.current.set(logs.Record("id", "POST", "/v1/completions", began=1.0))
+    recorder.take(a_request(sampling=SamplingParams(n=2)))
+    logs.current.reset(http)
+    recorder.take(a_request("in-process", SamplingParams()))
+    for finish in (None, Finish.LENGTH):
+        for sample in (0, 1):
+            recorder.hear(TokenEvent("r", sample, (5,), finish=finish))
+    recorder.hear(TokenEvent("in-process", 0, (5,), finish=Finish.LENGTH))
+    ended = [line for line in map(json.loads, path.read_text().splitlines()) if "ended" in line]
+    assert [line.get("time_first_sent") for line in ended] == [0.25, 0.5, None]
 
 
 def test_a_full_disk_costs_the_record_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

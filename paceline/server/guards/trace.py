@@ -42,7 +42,7 @@ class Trace:
             await self._follow(scope, receive, send)
 
     async def _follow(self, scope: Scope, receive: Receive, send: Send) -> None:
-        began, record = self.clock(), self._record(scope)
+        record = self._record(scope)
         scope.setdefault("state", {})["request_id"] = record.request_id
         scope.setdefault(DIRECT_SEND, send)
         named = [(header, record.request_id.encode()) for header in dialect_of(scope["path"]).id_headers]
@@ -63,7 +63,7 @@ class Trace:
         finally:
             logs.current.reset(token)
             record.status = record.status or 499
-            record.seconds = self.clock() - began
+            record.seconds = self.clock() - record.began
             record.close()
 
     def _record(self, scope: Scope) -> logs.Record:
@@ -72,6 +72,7 @@ class Trace:
             method=scope["method"][:16],
             path=scope["path"][:200],
             wants_prompts=self.live.settings.log_prompts,
+            began=self.clock(),
             spans=None if self.tracer is None else self.tracer.begin(scope["headers"]),
         )
 
