@@ -15,7 +15,8 @@ A process group of torch carries the bytes: gloo between CPUs. NCCL's has the sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -67,10 +68,11 @@ class Exchange:
         """Return the parts of all ranks on rank 0, and nothing on the others. `shapes`: of each rank's part."""
         part = part.contiguous()
         if self.rank:
-            self._wait([(0, self._given.send([part], 0, TAG))])
+            with _talking_to(0):
+                self._given.send([part], 0, TAG).wait()
             return []
         received = [torch.empty(shape, dtype=part.dtype) for shape in shapes[1:]]
-        self._wait([(rank, self._given.recv([each], rank, TAG)) for rank, each in enumerate(received, 1)])
+        self._wait([(rank, self._begin(self._given.recv, each, rank)) for rank, each in enumerate(received, 1)])
         return [part, *received]
 
     def _swap(self, mine: Tensor, ranks: Sequence[int]) -> list[Tensor]:
@@ -78,7 +80,8 @@ class Exchange:
         mine, theirs = mine.contiguous(), [torch.empty_like(mine) for _ in ranks]
         works: list[tuple[int, Work]] = []
         for rank, each in zip(ranks, theirs, strict=True):
-            works += [(rank, self._given.send([mine], rank, TAG)), (rank, self._given.recv([each], rank, TAG))]
+            for call, tensor in ((self._given.send, mine), (self._given.recv, each)):
+                works.append((rank, self._begin(call, tensor, rank)))
         self._wait(works)
         return theirs
 
@@ -88,13 +91,25 @@ class Exchange:
         return self._group
 
     @staticmethod
+    def _begin(call: Callable[[list[Tensor], int, int], Work], tensor: Tensor, rank: int) -> Work:
+        with _talking_to(rank):
+            return call([tensor], rank, TAG)
+
+    @staticmethod
     def _wait(works: Sequence[tuple[int, Work]]) -> None:
         for rank, work in works:
-            try:
+            with _talking_to(rank):
                 work.wait()
-            except RuntimeError as error:
-                silent = "imed out" in str(error)  # beyond the group's timeout; else the connection broke
-                raise NoAnswer(f"rank {rank} {'has not answered in time' if silent else 'has gone'}") from error
+
+
+@contextmanager
+def _talking_to(rank: int) -> Iterator[None]:
+    """Turn a failure into NoAnswer. A message to a rank that is gone fails when it begins, or when it is waited for."""
+    try:
+        yield
+    except RuntimeError as error:
+        silent = "imed out" in str(error)  # beyond the group's timeout; else the connection broke
+        raise NoAnswer(f"rank {rank} {'has not answered in time' if silent else 'has gone'}") from error
 
 
 def fold(parts: Sequence[Tensor]) -> Tensor:

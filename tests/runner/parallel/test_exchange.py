@@ -80,10 +80,24 @@ class Broken:
         raise RuntimeError(self.words)
 
 
+class Closed(Broken):
+    """A group whose connections are closed: a message fails when it begins."""
+
+    def send(self, tensors: list[torch.Tensor], rank: int, tag: int, /) -> Sent:
+        raise RuntimeError(self.words)
+
+    recv = send
+
+
+@pytest.mark.parametrize("group", [Broken, Closed])
 @pytest.mark.parametrize(
     ("words", "said"),
     [("Timed out waiting 8000ms for send", "rank 1 has not answered in time"), ("Connection reset", "rank 1 has gone")],
 )
-def test_a_rank_that_is_lost(words: str, said: str) -> None:
+def test_a_rank_that_is_lost(words: str, said: str, group: type[Broken]) -> None:
     with pytest.raises(RankLost, match=said):
-        Exchange(Broken(words), rank=0, size=2).sum(leaves()[:1])
+        Exchange(group(words), rank=0, size=2).sum(leaves()[:1])
+    with pytest.raises(RankLost, match=said):
+        Exchange(group(words), rank=0, size=2).gather(leaves()[0], [(1,), (1,)])
+    with pytest.raises(RankLost, match="rank 0"):
+        Exchange(group(words), rank=1, size=2).gather(leaves()[0], [(1,), (1,)])
