@@ -28,7 +28,7 @@ from paceline.train.fused import gated, norm, rotate
 from paceline.train.storage import tensors_file
 from paceline.train.students.eagle import scaling_entry
 from paceline.train.students.labels import Aim, Labels, soft_loss
-from paceline.train.students.packing import FUSION, Packing, as_written, packed
+from paceline.train.students.packing import FUSION, Packing, packed, rounded_weights
 from paceline.train.students.student import Losses, best_tokens, leaves
 
 POSITION_DECAY = (
@@ -108,24 +108,26 @@ class BlockStudent:
         self._frequencies = rope_frequencies(shape.head_dim, shape.theta, shape.scaling).to(feature_scale.device)
 
     def losses(self, teacher: Teacher, states: TargetStates, texts: TextBatch, aim: Aim) -> Losses:
-        anchors, weights = self._anchors(texts), self._cast()
+        anchors, weights = self._anchors(texts), rounded_weights(self.params, self._packing, self._dtype)
         rows = self._rows(teacher, states, texts.ids, anchors, weights)[:, :, self.shape.first :]
+        text = torch.arange(len(anchors), device=rows.device)[:, None].expand(anchors.shape).flatten()
         total, by_step, agreement = torch.zeros((), device=rows.device), [], []
         for step in range(rows.shape[2]):
-            inside = (anchors + step + 1 < texts.ends[:, None]).flatten().nonzero()[:, 0]
-            text, places = inside // anchors.shape[1], (anchors + step).flatten()[inside]  # of the token before each
+            places = (anchors + step).flatten()  # of the token before the guess
+            inside = places + 1 < texts.ends[text]  # rows beyond an answer are computed, and count for nothing:
+            shares = inside / inside.sum().clamp_min(1)  # to choose the others would be to wait for the GPU
+            places = places.clamp(max=texts.ids.shape[1] - 1)
             labels = Labels.of(states.hidden[text, places], teacher.head, aim)
-            inputs = self._inputs(rows[:, :, step].flatten(0, 1)[inside], texts.ids[text, places], weights)
-            counts = torch.full((len(places),), 1 / max(1, len(places)), device=rows.device)
-            loss, distance, best = soft_loss(self._logits(inputs, teacher, weights), labels, counts)
+            inputs = self._inputs(rows[:, :, step].flatten(0, 1), texts.ids[text, places], weights)
+            loss, distance, best = soft_loss(self._logits(inputs, teacher, weights), labels, shares)
             total = total + loss * POSITION_DECAY**step
             by_step.append(distance)
-            agreement.append(((best == labels.best) * counts).sum())
+            agreement.append(((best == labels.best) * shares).sum())
         return Losses(total=total, by_step=torch.stack(by_step), agreement=torch.stack(agreement))
 
     @torch.no_grad()
     def guesses(self, teacher: Teacher, states: TargetStates, texts: TextBatch, steps: int) -> Tensor:
-        weights, length = self._cast(), texts.ids.shape[1]
+        weights, length = rounded_weights(self.params, self._packing, self._dtype), texts.ids.shape[1]
         found = torch.full((*texts.ids.shape, steps), -1, device=texts.ids.device)  # -1: no row guesses this step
         last = int(texts.ends.max()) - 1
         for start in range(int(texts.starts.min()), last, SCORED_ANCHORS):
@@ -153,18 +155,11 @@ class BlockStudent:
     def _anchors(self, texts: TextBatch) -> Tensor:
         """Draw positions of anchors [sequences, anchors] in the answers; all blocks together have about as many rows as
         the texts. The weights are the seed: a training that resumes has the same, and draws the same."""
-        bits = self.params["norm.weight"].detach().view(torch.int32).sum(dtype=torch.int64)
-        random = torch.Generator().manual_seed(int(bits) % (1 << 62))
+        seed = self.params["norm.weight"].detach().view(torch.int32).sum(dtype=torch.int64)
         count = max(1, texts.ids.shape[1] // self.shape.block)
-        shares = torch.rand((len(texts.ids), count), generator=random).to(texts.ids.device)
+        shares = _uniform(seed, len(texts.ids) * count).view(-1, count)
         choices = (texts.ends - 1 - texts.starts).clamp_min(1)[:, None]  # the last token is followed by none
         return texts.starts[:, None] + (shares * choices).long().clamp(max=choices - 1)
-
-    def _cast(self) -> dict[str, Tensor]:
-        """Return the weights of one batch: matrices rounded as in the file, in the dtype of the arithmetic. Gradients
-        reach the float32 parameters."""
-        written = {name: as_written(name, p, self._packing) for name, p in self.params.items()}
-        return {name: p.to(self._dtype) if p.dim() == 2 else p for name, p in written.items()}
 
     def _inputs(self, rows: Tensor, before: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Put the factor of the token before beside each row, where there is a markov head."""
@@ -221,6 +216,15 @@ class BlockStudent:
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return norm(x.reshape(-1, x.shape[-1]), weight, self.shape.eps).view(x.shape)
+
+
+def _uniform(seed: Tensor, count: int) -> Tensor:
+    """Hash `seed` to numbers from 0 to 1 [count]. A generator would have to wait for the seed: on a GPU that is until
+    the step before has ended."""
+    x = torch.arange(1, count + 1, device=seed.device) * -7046029254386353131 + seed  # 2**64 / golden ratio, odd
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):  # as in splitmix64
+        x = (x ^ ((x >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    return ((x >> 40) & 0xFFFFFF).float() / (1 << 24)
 
 
 def block_mask(anchors: Tensor, *, rows: int, length: int) -> Tensor:

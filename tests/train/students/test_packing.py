@@ -27,10 +27,11 @@ def test_packing_comes_back_close(packing: str) -> None:
 
 def test_who_is_written_in_4_bits_learns_in_them() -> None:
     weight = torch.randn(4, 64, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    written = as_written("lm_head.weight", weight, "int4")
+    other = torch.randn(2, 96, generator=torch.Generator().manual_seed(1))
+    written = as_written({"lm_head.weight": weight, "other": other}, "int4")["lm_head.weight"]
     file = unpacked(packed({"lm_head.weight": weight.detach()}, "int4"))
     assert torch.allclose(written, file["lm_head.weight"], atol=1e-6)
     (written * torch.arange(64)).sum().backward()
     assert torch.equal(weight.grad, torch.arange(64).float().expand(4, 64))
-    assert as_written("fc.weight", weight, "int4") is weight
-    assert as_written("lm_head.weight", weight, "int8") is weight
+    assert as_written({"fc.weight": weight}, "int4")["fc.weight"] is weight
+    assert as_written({"lm_head.weight": weight}, "int8")["lm_head.weight"] is weight
