@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from paceline.errors import ModelFileError
-from paceline.kernels.quant import Weight, values_of
+from paceline.kernels.quant import Quantised, Weight, values_of
 from paceline.models.block_config import BlockConfig, block_config
 from paceline.models.config import ModelConfig
 from paceline.models.directory import member, read_json
@@ -27,6 +27,7 @@ NAMES = {
     "midlayer.": "layers.0.",
     **{f"candidate_selector.{name}_codebook.weight": f"candidate_selector.{name}_codebook" for name in CODEBOOKS},
 }
+FLOATS = ("fc", "markov.gate", "markov.joint", "confidence")  # matrices that are never quantised to run
 MASK_FILE = "mask_embedding"  # stem of a file that replaces the mask token's embedding
 
 
@@ -48,9 +49,21 @@ class BlockHead:
         """Convert quantised matrices to float32."""
         return replace(self, weights={name: in_format(weight, "fp32") for name, weight in self.weights.items()})
 
+    def quantised(self) -> BlockHead:
+        """Convert matrices to 8 bits in groups of 32; those of 4 bits stay. `fc` reads hidden states and is float32, as
+        are the small matrices of FLOATS."""
+        return replace(self, weights={name: in_format(w, _bits(name, w)) for name, w in self.weights.items()})
+
     @property
     def parameters(self) -> int:
         return sum(values_of(weight).numel() for weight in self.weights.values())
+
+
+def _bits(name: str, weight: Weight) -> str:
+    """Return the format in which a weight runs if it is quantised."""
+    if name in FLOATS:
+        return "fp32"
+    return "int4" if isinstance(weight, Quantised) and weight.bits == 4 else "int8"
 
 
 def load_block(directory: Path, target: ModelConfig, *, blank: bool = False) -> BlockHead:

@@ -309,7 +309,7 @@ def _batch_sizes(batch: Pass, made: Made, *, outs: int) -> Sizes:
     """`outs`: rows that logits and argmax have room for."""
     rows, sequences = batch.rows, batch.sequences
     return {
-        **dict.fromkeys(("tokens", "positions", "slots", "carry"), 4 * rows),
+        **dict.fromkeys(("tokens", "positions", "slots", "carry", "lasts"), 4 * rows),
         "row_starts": 4 * (sequences + 1),
         "bases": 4 * sequences,
         "page_table": 4 * sequences * batch.table_width,

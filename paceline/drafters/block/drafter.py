@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 from torch import Tensor
 
-from paceline.draft import EMPTY, Draft
-from paceline.drafters.base import Ask, Drafter, FeatureDrafter, Seen
+from paceline.draft import Draft
+from paceline.drafters.base import Ask, Drafter
 from paceline.drafters.block.drafting import BlockDrafting
-from paceline.drafters.eagle.drafter import STATE_BYTES
 from paceline.drafters.eagle.drafting import Draws
+from paceline.drafters.eagle.head_drafter import STATE_BYTES, HeadDrafter
 from paceline.drafters.eagle.reading import HeadReading
 from paceline.drafters.options import parse_options
 from paceline.drafters.recipe import BuildContext, Recipe
@@ -23,18 +22,16 @@ from paceline.drafters.shipped import head_directory
 from paceline.errors import InvalidRequest
 from paceline.kv.pages import PagePool
 from paceline.models.weights import Progress
-from paceline.runner.batch import build_batch
+from paceline.runner.batch import Share, build_batch
 from paceline.runner.heads.protocol import BlockForward
 from paceline.runner.lanes import Lanes
 from paceline.runner.loading.blocks import read_block
 from paceline.runner.loading.models import ReadyModel
 from paceline.sampling.sampler import Pick
-from paceline.types import Off
 
 
-class BlockDrafter(FeatureDrafter):
+class BlockDrafter(HeadDrafter):
     name = "block"
-    ends_drafts = True
 
     def __init__(
         self,
@@ -55,37 +52,18 @@ class BlockDrafter(FeatureDrafter):
         reading pass. `state_bytes`: memory for hidden states. `min_confidence`: see BlockDrafting."""
         if not (min_confidence is None or 0 <= min_confidence <= 1):
             raise InvalidRequest(f"min_confidence {min_confidence} must be in [0, 1]")
+        sizes = {"width": width, "chunk": chunk, "state_bytes": state_bytes}
+        super().__init__(HeadReading(head, name=self.name, lanes=lanes, pool=pool, **sizes))
         self.taps = taps
         self.max_draft = max_draft
         self._head = head
         self._lanes = lanes
-        self._reading = HeadReading(
-            head, name=self.name, lanes=lanes, pool=pool, width=width, chunk=chunk, state_bytes=state_bytes
-        )
         draws = Draws(head, lanes=lanes, vocab_size=vocab_size, pick=pick)
         self._drafting = BlockDrafting(head, lanes=lanes, draws=draws, min_confidence=min_confidence)
 
-    def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
-        self._reading.start(key, lane, tokens)
-
-    def stop(self, key: int) -> None:
-        self._reading.stop(key)
-
-    def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, Off]:
-        return self._reading.feed(features, seen, crowded=crowded)
-
-    def knows(self, page: int) -> bool:
-        return self._reading.knows(page)
-
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        ready = self._reading.catch_up(asks)
-        if not ready:
-            return [EMPTY] * len(asks)
-        shares, features = self._reading.take_held(ready)
+    def draft(self, asks: Sequence[Ask], shares: Sequence[Share], features: Tensor) -> list[Draft]:
         self._head(build_batch(self._lanes, shares), features=features)
-        made = self._drafting.draft([ask.within(self.max_draft) for ask in ready])
-        drafts = dict(zip([ask.key for ask in ready], made, strict=True))
-        return [drafts.get(ask.key, EMPTY) for ask in asks]
+        return self._drafting.draft([ask.within(self.max_draft) for ask in asks])
 
 
 def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
@@ -106,7 +84,12 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
 
     def build(context: BuildContext) -> Drafter:
         return BlockDrafter(
-            ready.forward(context.target, num_pages=context.pool.num_pages),
+            ready.forward(
+                context.target,
+                num_pages=context.pool.num_pages,
+                max_context=context.max_context,
+                threads=context.threads,
+            ),
             taps=config.taps,
             width=config.width,
             max_draft=longest,

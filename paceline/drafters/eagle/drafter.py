@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
-from paceline.draft import EMPTY, Draft
-from paceline.drafters.base import Ask, Drafter, FeatureDrafter, Seen
+from paceline.draft import Draft
+from paceline.drafters.base import Ask, Drafter
 from paceline.drafters.eagle.drafting import DOUBTFUL_CONFIDENCE, ChainDrafting, Draws, ParallelDrafting
+from paceline.drafters.eagle.head_drafter import STATE_BYTES, HeadDrafter
 from paceline.drafters.eagle.on_device import on_gpu
 from paceline.drafters.eagle.reading import HeadReading
 from paceline.drafters.options import parse_options
@@ -34,15 +34,12 @@ from paceline.runner.lanes import Lanes
 from paceline.runner.loading.heads import ReadyHead, read_eagle, shape_of_eagle
 from paceline.runner.loading.models import ReadyModel
 from paceline.sampling.sampler import Pick
-from paceline.types import Off
 
 SHAPE, SHAPE_VOCAB = "shape", 32_000  # options of a head with random weights, and its draft vocabulary
-STATE_BYTES = 256 << 20  # bytes of memory for hidden states: about 39,000 tokens of SmolLM2
 
 
-class EagleDrafter(FeatureDrafter):
+class EagleDrafter(HeadDrafter):
     name = "eagle"
-    ends_drafts = True
 
     def __init__(
         self,
@@ -69,12 +66,11 @@ class EagleDrafter(FeatureDrafter):
             raise InvalidRequest(f"max_draft {max_draft} must be at least 1, min_confidence {min_confidence} in [0, 1]")
         if not 1 <= branches <= WIDTH_MAX:
             raise InvalidRequest(f"branches {branches} must be 1, for chains, to {WIDTH_MAX}")
+        sizes = {"width": width, "chunk": chunk, "state_bytes": state_bytes}
+        super().__init__(HeadReading(head, name=name, lanes=lanes, pool=pool, **sizes))
         self.name = name
         self.taps = taps
         self.max_draft = max_draft
-        self._reading = HeadReading(
-            head, name=name, lanes=lanes, pool=pool, width=width, chunk=chunk, state_bytes=state_bytes
-        )
         thresholds = Thresholds(min_confidence, next_acceptance=DOUBTFUL_CONFIDENCE)
         draws = Draws(head, lanes=lanes, vocab_size=vocab_size, pick=pick)
         self._chains: ChainDrafting | ParallelDrafting
@@ -86,27 +82,10 @@ class EagleDrafter(FeatureDrafter):
             make_batch = partial(_first_batch, lanes)
             self._trees = TreeDrafting(head, make_batch, thresholds=thresholds, branches=branches)
 
-    def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
-        self._reading.start(key, lane, tokens)
-
-    def stop(self, key: int) -> None:
-        self._reading.stop(key)
-
-    def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, Off]:
-        return self._reading.feed(features, seen, crowded=crowded)
-
-    def knows(self, page: int) -> bool:
-        return self._reading.knows(page)
-
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        ready = self._reading.catch_up(asks)
-        if not ready:
-            return [EMPTY] * len(asks)
-        shares, features = self._reading.take_held(ready)
+    def draft(self, asks: Sequence[Ask], shares: Sequence[Share], features: Tensor) -> list[Draft]:
         by: TreeDrafting | ChainDrafting | ParallelDrafting
-        by = self._trees if self._trees is not None and all(map(is_simple, ready)) else self._chains
-        drafts = dict(zip([ask.key for ask in ready], by.draft(ready, shares, features), strict=True))
-        return [drafts.get(ask.key, EMPTY) for ask in asks]
+        by = self._trees if self._trees is not None and all(map(is_simple, asks)) else self._chains
+        return by.draft(asks, shares, features)
 
 
 def _first_batch(lanes: Lanes, shares: Sequence[Share], beyond: int) -> Batch:

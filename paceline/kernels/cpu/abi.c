@@ -46,7 +46,8 @@ static const abi_entry entries[] = {
     FIELD(shape, threads), FIELD(shape, features), FIELD(shape, kv), STRUCT(shape),
 
     FIELD(batch, tokens), FIELD(batch, positions), FIELD(batch, slots), FIELD(batch, row_starts), FIELD(batch, bases),
-    FIELD(batch, page_table), FIELD(batch, logit_rows), FIELD(batch, tails), FIELD(batch, carry), FIELD(batch, logits),
+    FIELD(batch, page_table), FIELD(batch, logit_rows), FIELD(batch, tails), FIELD(batch, carry), FIELD(batch, lasts),
+    FIELD(batch, logits),
     FIELD(batch, features), FIELD(batch, states), FIELD(batch, argmax), FIELD(batch, rows), FIELD(batch, sequences),
     FIELD(batch, table_width), FIELD(batch, outs), FIELD(batch, depth), STRUCT(batch),
 

@@ -74,7 +74,8 @@ typedef struct {
     int32_t layer;
     int32_t window; /* ATTEND: positions that a row sees; 0: all */
     int32_t parts;  /* matrices in `part` */
-    int32_t column; /* KEEP: first column in the output; NORM: columns of each norm */
+    int32_t column; /* KEEP: first column in the output; NORM: columns of each norm; ATTEND: 1 where a row sees no later
+                       one, whatever `batch.lasts` says */
     int32_t few;    /* REFINE: least number of outputs on a slice's shortlist, as far as scores allow (screen.c) */
     float epsilon;  /* epsilon of the norms */
     float scale;    /* EMBED: factor of the embedding; ROTATE: factor of the queries */
@@ -115,6 +116,7 @@ typedef struct {
     const int32_t *logit_rows; /* [outs] */
     const int32_t *tails;      /* [rows][depth], or NULL */
     const int32_t *carry;      /* [rows], or NULL */
+    const int32_t *lasts;      /* [rows] last position that each row attends to, or NULL: its own; never beside tails */
     float *logits;             /* out [outs][vocab] */
     float *features;           /* [rows][shape.features], or NULL */
     float *states;             /* out [rows][hidden]: states after the last norm, or NULL */

@@ -149,7 +149,8 @@ class Pass(Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("tokens", "positions", "slots", "row_starts", "bases", "page_table")),
-        *((name, c_void_p) for name in ("logit_rows", "tails", "carry", "logits", "features", "states", "argmax")),
+        *((name, c_void_p) for name in ("logit_rows", "tails", "carry", "lasts")),
+        *((name, c_void_p) for name in ("logits", "features", "states", "argmax")),
         *((name, c_int32) for name in ("rows", "sequences", "table_width", "outs", "depth")),
     )
 

@@ -4,7 +4,8 @@
    and a weighted value, and these are folded from the lowest chunk to the highest. So a row's result depends on its
    position and keys alone: not on the rows beside it, not on which thread computed which chunk, and not on whether its
    ancestors were found through the page table or through `tails`. The values of positions 2i and 2i + 1 are added as
-   one pair. If the two are not adjacent in memory, they are copied side by side first.
+   one pair. If the two are not adjacent in memory, they are copied side by side first. The keys of a row end at its own
+   position, or at `lasts`: the rows of a drafted block see each other.
 
    The rows of a tree score the pages of all nodes together. Then each row copies the scores of its own ancestors to
    their positions:
@@ -61,9 +62,16 @@ static int base_in(const walk *w, int c) {
     return w->p->batch->tails ? w->p->batch->bases[w->block.sequence] - c * CHUNK : CHUNK;
 }
 
+/* The last position that a row attends to. */
+static int last_key(const program *p, const operation *o, int row) {
+    const int32_t *lasts = o->column ? NULL : p->batch->lasts;
+    return lasts ? lasts[row] : p->batch->positions[row];
+}
+
 static reach reach_of(const walk *w, int row, int c) {
     const int position = w->p->batch->positions[row], first = c * CHUNK;
-    const int from = larger(first_key(position, w->o->window) - first, 0), to = smaller(position + 1 - first, CHUNK);
+    const int from = larger(first_key(position, w->o->window) - first, 0);
+    const int to = smaller(last_key(w->p, w->o, row) + 1 - first, CHUNK);
     return (reach){from, to, larger(base_in(w, c), from)};
 }
 
@@ -320,7 +328,7 @@ static walk begin_walk(program *p, const operation *o, scratch *s, int index, in
     walk w = {p, o, s, p->plan.blocks[index], index, head, p->shape.heads / p->shape.kv_heads, INT32_MAX, 0};
     for (int r = w.block.first; r < w.block.first + w.block.rows; r++) {
         const int position = p->batch->positions[r];
-        const int low = first_key(position, o->window) / CHUNK, high = position / CHUNK + 1;
+        const int low = first_key(position, o->window) / CHUNK, high = last_key(p, o, r) / CHUNK + 1;
         w.low = low < w.low ? low : w.low;
         w.high = high > w.high ? high : w.high;
     }

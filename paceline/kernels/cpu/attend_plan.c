@@ -88,8 +88,9 @@ static void make_blocks(program *p, int parts) {
 /* Count the chunks of the row with the longest context. */
 static int count_chunks(const batch *b) {
     int chunks = 1;
+    const int32_t *lasts = b->lasts ? b->lasts : b->positions;
     for (int row = 0; row < b->rows; row++)
-        if (b->positions[row] / CHUNK >= chunks) chunks = b->positions[row] / CHUNK + 1;
+        if (lasts[row] / CHUNK >= chunks) chunks = lasts[row] / CHUNK + 1;
     return chunks;
 }
 

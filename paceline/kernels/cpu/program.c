@@ -180,7 +180,7 @@ static int check_sequence(const program *p, const batch *b, int s) {
         const int tail = b->tails ? b->positions[r] - b->bases[s] + 1 : 0;
         if (tail > 0 && (tail > b->depth || b->bases[s] < 0)) return BAD_POSITION;
         if (tail > 0 && outside(b->tails + (int64_t)r * b->depth, tail, p->shape.pages * PAGE)) return BAD_SLOT;
-        const int below = tail > 0 ? b->bases[s] : b->positions[r] + 1;
+        const int below = tail > 0 ? b->bases[s] : (b->lasts ? b->lasts[r] : b->positions[r]) + 1;
         known = below > known ? below : known;
     }
     const int pages = (known + PAGE - 1) / PAGE;
@@ -192,6 +192,7 @@ static int check(const program *p, const batch *b) {
     if (b->carry && outside(b->carry, b->rows, p->last_rows)) return BAD_ROWS;
     if (outside(b->tokens, b->rows, p->shape.vocab)) return BAD_TOKEN;
     if (outside(b->positions, b->rows, p->shape.positions)) return BAD_POSITION;
+    if (b->lasts && (b->tails || outside(b->lasts, b->rows, p->shape.positions))) return BAD_POSITION;
     if (outside(b->slots, b->rows, p->shape.pages * PAGE)) return BAD_SLOT;
     if (outside(b->logit_rows, b->outs, b->rows)) return BAD_ROWS;
     if (b->row_starts[0] != 0 || b->row_starts[b->sequences] != b->rows) return BAD_ROWS;

@@ -97,9 +97,10 @@ class Program:
         fields |= {"norm": self._pointer(query_norm), "key_norm": self._pointer(key_norm)}
         self._add(OperationKind.ROTATE, [], fields | {"layer": layer, "scale": scale, "epsilon": epsilon})
 
-    def attend(self, layer: int, *, window: int) -> None:
-        """attended ← attention of the projected queries over their pages; window 0: no window"""
-        self._add(OperationKind.ATTEND, [], {"layer": layer, "window": window})
+    def attend(self, layer: int, *, window: int, causal: bool = True) -> None:
+        """attended ← attention of the projected queries over their pages; window 0: no window. Where it is not
+        `causal`, the `lasts` of a pass may let rows see later ones."""
+        self._add(OperationKind.ATTEND, [], {"layer": layer, "window": window, "column": int(causal)})
 
     def add_norm(self, norm: Tensor, *, epsilon: float) -> None:
         """residual ← residual + norm of branch"""

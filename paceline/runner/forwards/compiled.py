@@ -22,6 +22,7 @@ from paceline.kernels.cpu.kv import CpuKV, page_bytes
 from paceline.kernels.cpu.pack import Layout, Pack
 from paceline.kernels.cpu.pick import pick
 from paceline.kernels.cpu.pool import default_threads
+from paceline.kernels.cpu.product import Product
 from paceline.kernels.cpu.program import Program
 from paceline.kernels.quant import GROUP, Weight
 from paceline.models.config import ModelConfig
@@ -84,7 +85,7 @@ class CompiledForward:
         self.program = programs.build(self.threads)
         self.embedding = self.pack.matrix("embed")
         self.output = self.embedding if config.tied_head else self.pack.matrix("head")
-        self._output_floats: Tensor | None = None  # [vocab, hidden], once `project` needs it
+        self._product: Product | None = None  # of the output layer, once `project` needs it
         self._features_width: int = shape.features
         self._hidden = config.hidden_size
         self._logits, self._features = torch.empty((0, self.vocab_size)), torch.empty(0)
@@ -109,10 +110,9 @@ class CompiledForward:
         return self.program.rows_of(self.embedding, tokens)
 
     def project(self, states: Tensor) -> Tensor:
-        if self._output_floats is None:
-            rows = torch.arange(self.output.outputs, dtype=torch.int32)
-            self._output_floats = self.program.rows_of(self.output, rows)
-        return states.float() @ self._output_floats.T
+        if self._product is None:
+            self._product = Product(self._library, self.output, pack=self.pack, threads=self.threads)
+        return self._product(states)
 
     def pick(self, logits: Tensor, inverse_temperatures: Tensor, keys: Tensor) -> Tensor:
         return pick(self._library, self.threads, logits, inverse_temperatures, keys)
@@ -257,8 +257,19 @@ def shape_of(config: ModelConfig, *, pages: int, positions: int) -> Shape:
 class Assembly:
     """Turns packed weights into the operations of a decoder."""
 
-    def __init__(self, config: ModelConfig, pack: Pack, program: Program, *, positions: int, ropes: Ropes) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        pack: Pack,
+        program: Program,
+        *,
+        positions: int,
+        ropes: Ropes,
+        causal: Sequence[bool] = (),
+    ) -> None:
+        """`causal`: see `Program.attend`, by layer; (): all are."""
         self.config = config
+        self.causal = causal
         self.pack = pack
         self.program = program
         self.positions = positions
@@ -297,15 +308,20 @@ class Assembly:
         self._attention(index, f"layers.{index}.", source, normed=normed)
         self._mlp(f"layers.{index}.")
 
-    def _attention(self, layer: int, prefix: str, source: Buffer, *, normed: bool) -> None:
-        config, program = self.config, self.program
-        norm = self.pack.vector(prefix + "attn_norm") if normed else None
+    def project(self, layer: int, *, source: Buffer, norm: Tensor | None) -> None:
+        """Add the operations that make queries, keys and values, and store the last two."""
+        config, program, prefix = self.config, self.program, f"layers.{layer}."
         parts = [self.pack.matrix(prefix + name) for name in "qkv"]
         program.linear(parts, source=source, target=Buffer.PROJECTED, norm=norm, epsilon=config.norm_eps)
         norms = (self.pack.vector(prefix + "q_norm"), self.pack.vector(prefix + "k_norm")) if config.qk_norm else None
         scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
         program.rotate(layer, *self._rope(layer), scale=scale, norms=norms, epsilon=config.norm_eps)
-        program.attend(layer, window=config.windows[layer] if config.windows else 0)
+
+    def _attention(self, layer: int, prefix: str, source: Buffer, *, normed: bool) -> None:
+        config, program = self.config, self.program
+        self.project(layer, source=source, norm=self.pack.vector(prefix + "attn_norm") if normed else None)
+        causal = self.causal[layer] if self.causal else True
+        program.attend(layer, window=config.windows[layer] if config.windows else 0, causal=causal)
         self._branch(prefix + "o", prefix + "post_attn_norm", source=Buffer.ATTENDED)
 
     def _mlp(self, prefix: str) -> None:

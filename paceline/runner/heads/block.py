@@ -20,7 +20,7 @@ from paceline.models.config import ModelConfig
 from paceline.models.decoder import Angles, Decoder
 from paceline.runner.heads.block_attention import BlockBackend
 from paceline.runner.heads.convolution import around
-from paceline.runner.heads.markov import MarkovRows
+from paceline.runner.heads.markov import MarkovRows, TorchFactors
 from paceline.runner.heads.protocol import Anchor, BlockRows
 from paceline.runner.heads.selector import SelectedRows
 
@@ -92,7 +92,8 @@ class TorchBlock:
     def _rows(self, states: Tensor, logits: Tensor) -> BlockRows:
         if self.config.selector is not None:
             return SelectedRows(self.config.selector, self._weights, states, logits, self.ids.long())
-        return MarkovRows(self.config, self._weights, states, logits)
+        factors = None if self.config.markov is None else TorchFactors(self._weights)
+        return MarkovRows(self.config, self._weights, factors, states, logits)
 
     def _states(self, anchors: Sequence[Anchor], rows: int) -> Tensor:
         """Compute the states [blocks * rows, hidden] after the last norm."""

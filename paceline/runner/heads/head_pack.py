@@ -1,4 +1,4 @@
-"""The pack of an EAGLE head: its matrices, the sketch of its output layer, and the tokens of its outputs."""
+"""The packs of heads: their matrices, the sketch of an output layer, and the tokens of their outputs."""
 
 from __future__ import annotations
 
@@ -17,18 +17,30 @@ IDS = "ids"
 
 def head_layout(head: EagleHead) -> Layout:
     """Lay out a head with quantised weights, which may be without data, in the order of a pass."""
-    layout, weights = Layout(load_library()), head.weights
+    layout, weights = layout_of(head.weights), head.weights
+    layout.vector(IDS, len(head.ids))
+    if "head" in weights:
+        last = values_of(weights["head"])
+        lay_out_sketch(layout, last, sketch_rank(last, head.sketch))
+    return layout
+
+
+def layout_of(weights: dict[str, Weight]) -> Layout:
+    """Lay out quantised matrices and vectors in their order, after `fc` in fp16."""
+    layout = Layout(load_library())
     layout.half("fc", *values_of(weights["fc"]).shape)
     for name, weight in weights.items():
         if values_of(weight).dim() == 1:
             layout.vector(name, len(values_of(weight)))
         elif name != "fc" and name.rpartition(".")[2] not in INTERLEAVED.values():
             lay_out(layout, [(each, _quantised(weights, each)) for each in (name, *_partner(name))])
-    layout.vector(IDS, len(head.ids))
-    if "head" in weights:
-        last = values_of(weights["head"])
-        lay_out_sketch(layout, last, sketch_rank(last, head.sketch))
     return layout
+
+
+def fill(pack: Pack, weights: dict[str, Weight]) -> None:
+    """Write matrices and vectors into their pack."""
+    for name, weight in weights.items():
+        pack.write(name, _floats(weight) if name == "fc" else weight)
 
 
 def _partner(name: str) -> tuple[str, ...]:
@@ -38,8 +50,7 @@ def _partner(name: str) -> tuple[str, ...]:
 
 def fill_head(pack: Pack, head: EagleHead) -> None:
     """Write a head into its pack."""
-    for name, weight in head.weights.items():
-        pack.write(name, _floats(weight) if name == "fc" else weight)
+    fill(pack, head.weights)
     pack.write(IDS, head.ids)
     if UP in pack:
         hidden = head.config.decoder.hidden_size

@@ -10,6 +10,7 @@ confidence = σ(proj [h; e]), or σ(proj h): how likely the row's token is accep
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,30 +20,62 @@ from paceline.kernels.reference import embed, linear
 from paceline.models.block_config import BlockConfig
 
 
+class Factors(Protocol):
+    """The two matrices of a markov head, one row for each token."""
+
+    def before(self, token: int) -> Tensor:
+        """Return the factor float32 [1, rank] of the token before."""
+
+    def bias(self, factor: Tensor) -> Tensor:
+        """Return the bias float32 [1, draft vocabulary] of a factor."""
+
+
+class TorchFactors:
+    """Implements Factors with floats."""
+
+    def __init__(self, weights: Mapping[str, Weight]) -> None:
+        self._weights = weights
+
+    def before(self, token: int) -> Tensor:
+        return embed(torch.tensor([token]), self._weights["markov.before"], torch.float32)
+
+    def bias(self, factor: Tensor) -> Tensor:
+        return linear(factor, self._weights["markov.after"]).float()
+
+
 class MarkovRows:
     """Implements BlockRows for a drafter with one of these heads, or both."""
 
-    def __init__(self, config: BlockConfig, weights: Mapping[str, Weight], states: Tensor, logits: Tensor) -> None:
-        """`states` [rows, hidden] after the last norm, and `logits` [rows, draft vocabulary] without the bias."""
+    def __init__(
+        self,
+        config: BlockConfig,
+        weights: Mapping[str, Weight],
+        factors: Factors | None,
+        states: Tensor,
+        logits: Tensor,
+    ) -> None:
+        """`states` [rows, hidden] after the last norm, and `logits` [rows, draft vocabulary] without the bias.
+        `weights`: of the gate, the rnn and the confidence. `factors`: None without a markov head."""
         self._config = config
         self._weights = weights
+        self._factors = factors
         self._states = states
         self._logits = logits
         rank = 0 if config.markov is None else config.markov.rank
         self._memory = states.new_zeros(1, rank)
 
     def logits(self, row: int, before: int) -> Tensor:
-        if self._config.markov is None:
+        if self._factors is None:
             return self._logits[row : row + 1]
-        bias = linear(self._factor(row, self._embedded(before)), self._weights["markov.after"])
-        return self._logits[row : row + 1] + bias.float().cpu()
+        return self._logits[row : row + 1] + self._factors.bias(self._factor(row, self._factors.before(before)))
 
     def confidence(self, row: int, before: int) -> float | None:
         if self._config.confidence is None:
             return None
         inputs = self._states[row : row + 1]
         if self._config.confidence == "states and tokens":
-            inputs = torch.cat([inputs, self._embedded(before)], dim=1)
+            assert self._factors is not None, "no markov head"
+            inputs = torch.cat([inputs, self._factors.before(before)], dim=1)
         return float(self._product("confidence", inputs).float().sigmoid())
 
     def _factor(self, row: int, embedded: Tensor) -> Tensor:
@@ -57,10 +90,6 @@ class MarkovRows:
         gate, candidate, out = joint.chunk(3, dim=1)
         self._memory = gate.sigmoid() * self._memory + (1 - gate.sigmoid()) * candidate.tanh()
         return out.tanh()
-
-    def _embedded(self, token: int) -> Tensor:
-        index = torch.tensor([token], device=self._states.device)
-        return embed(index, self._weights["markov.before"], self._states.dtype)
 
     def _product(self, name: str, x: Tensor) -> Tensor:
         bias = self._weights.get(f"{name}.bias")

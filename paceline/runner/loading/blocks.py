@@ -1,20 +1,28 @@
-"""Load block drafters from their directories to run beside a target on a CPU, in torch."""
+"""Load block drafters from their directories to run beside a target on a CPU: compiled, or in torch."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from paceline.errors import UnsupportedModel
 from paceline.kernels.base import Forward
 from paceline.kernels.kv_tensors import page_bytes
+from paceline.kernels.quant import GROUP
 from paceline.models.block_heads import BlockHead, load_block
 from paceline.models.weights import weight_bytes
+from paceline.runner.forwards.compiled import CompiledForward, check_supported, kv_bytes_per_page
 from paceline.runner.heads.block import TorchBlock
+from paceline.runner.heads.compiled_block import CompiledBlock
+from paceline.runner.heads.protocol import BlockForward
 from paceline.runner.loading.heads import context_note, output_bytes
 from paceline.runner.loading.models import ReadyModel
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +31,7 @@ class ReadyBlock:
 
     head: BlockHead  # without data, in the format in which it runs
     read: Callable[[], BlockHead]  # reads it
+    compiled: bool
     shared_bytes: int  # bytes of the target's output layer, where the drafter uses it
     note: str = ""  # what users should know about how it runs
 
@@ -32,14 +41,15 @@ class ReadyBlock:
         size = f"{self.head.parameters / 1e6:.1f} M parameters, {config.draft_vocab_size} tokens"
         flags = "".join(f", {flag}" for flag in config.flags)
         states = f"hidden states {', '.join(map(str, config.taps))}"
-        return (
-            f"a {config.kind} block drafter ({size}{flags}) on {states}: torch, float32{self.note and f'; {self.note}'}"
-        )
+        how = "compiled" if self.compiled else "torch, float32"
+        return f"a {config.kind} block drafter ({size}{flags}) on {states}: {how}{self.note and f'; {self.note}'}"
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one page of KV memory."""
         layers = self.head.config.decoder
+        if self.compiled:
+            return kv_bytes_per_page(layers)
         return page_bytes(layers.num_layers, layers.num_kv_heads, layers.head_dim, torch.float32)
 
     @property
@@ -49,17 +59,38 @@ class ReadyBlock:
         own = sum(weight_bytes(weight) for name, weight in self.head.weights.items() if name not in looked_up)
         return own + self.shared_bytes
 
-    def forward(self, target: Forward, *, num_pages: int) -> TorchBlock:
-        return TorchBlock(self.read(), target, num_pages=num_pages)
+    def forward(self, target: Forward, *, num_pages: int, max_context: int, threads: int | None) -> BlockForward:
+        if not self.compiled:
+            return TorchBlock(self.read(), target, num_pages=num_pages)
+        assert isinstance(target, CompiledForward), "compiled beside a target that is not"
+        return CompiledBlock(self.read(), target, num_pages=num_pages, max_context=max_context, threads=threads)
 
 
 def read_block(directory: Path, target: ReadyModel) -> ReadyBlock:
     """Read the headers of a block drafter."""
     config = target.model.config
     head = load_block(directory, config, blank=True)
+    compiled = target.compiled and _fits_kernels(head)
     return ReadyBlock(
-        head.in_floats(),
-        lambda: load_block(directory, config).in_floats(),
+        head.quantised() if compiled else head.in_floats(),
+        lambda: load_block(directory, config).quantised() if compiled else load_block(directory, config).in_floats(),
+        compiled=compiled,
         shared_bytes=0 if "head" in head.weights else output_bytes(target),
         note=context_note(head.config.decoder, target),
     )
+
+
+def _fits_kernels(head: BlockHead) -> bool:
+    """Return whether the kernels have all operations of the network; if not, say in the log what they lack."""
+    config, why = head.config, ""
+    if config.convolutions is not None or config.selector is not None:
+        why = "its convolutions have no compiled operation"
+    elif config.markov is not None and config.markov.rank % GROUP:
+        why = f"a markov head of rank {config.markov.rank}, not a multiple of {GROUP}"
+    try:
+        check_supported(config.decoder)
+    except UnsupportedModel as error:
+        why = str(error)
+    if why:
+        logger.warning("the block drafter runs in torch, which is slower: %s", why)
+    return not why
