@@ -12,6 +12,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from paceline.engine.row_seconds import RowSeconds
 from paceline.tune.traces import Step
 
@@ -23,14 +25,20 @@ Table = dict[int, float]  # rows → seconds of a step
 class StepCosts:
     """Costs of the steps of one drafter, or of plain steps."""
 
-    def __init__(self, tables: Mapping[int, Table]) -> None:
-        """`tables`: by the number of sequences."""
+    def __init__(self, tables: Mapping[int, Table], reading: Mapping[int, float] | None = None) -> None:
+        """Both by the number of sequences. `reading`: seconds for each token of a prompt, see `tune.step_timing`."""
         assert tables, "costs need measured steps"
+        self._reading = dict(reading or {})
         self._rows: dict[int, RowSeconds] = {}
         for sequences, table in tables.items():
             self._rows[sequences] = known = RowSeconds()
             for rows, seconds in table.items():
                 known.time(rows, seconds)
+
+    def reading(self, sequences: int) -> float:
+        """Return the seconds that a drafter takes for each token of a prompt, after the prompt was read."""
+        places = sorted(self._reading)
+        return float(np.interp(sequences, places, [self._reading[place] for place in places])) if places else 0.0
 
     def seconds(self, sequences: int, rows: float) -> float:
         """Return the seconds of a step. Between two measured numbers of sequences it lies on the line through both,

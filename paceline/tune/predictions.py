@@ -2,21 +2,19 @@
 
 The rounds of answers are put together as an engine would run them: all answers of a batch step together, and one that
 has ended leaves. Each step takes what such a step was measured to take. Prompts are not predicted: they take the same
-time whatever drafts.
+time whatever drafts. What a drafter reads of them itself is.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.bench.statistics import Ratio, paired_ratio
+from paceline.tune.costs import StepCosts
 from paceline.tune.traces import Round, Rounds
-
-Seconds = Callable[[int, float], float]
-"""(sequences, rows) → seconds of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,27 +49,36 @@ def plain_rounds(answers: Sequence[int]) -> list[list[Round]]:
     return [[Round(1, 0)] * (tokens - 1) for tokens in answers]
 
 
-def units(rounds: Sequence[Rounds], *, batch: int, seconds: Seconds) -> list[Unit]:
-    """Predict batches of answers, in their order. The last one may be smaller."""
-    return [_unit(rounds[i : i + batch], seconds) for i in range(0, len(rounds), batch)]
+def units(rounds: Sequence[Rounds], prompts: Sequence[int], *, batch: int, costs: StepCosts) -> list[Unit]:
+    """Predict batches of answers, in their order. The last one may be smaller. `prompts`: tokens of each."""
+    starts = range(0, len(rounds), batch)
+    return [_unit(rounds[i : i + batch], sum(prompts[i : i + batch]), costs) for i in starts]
 
 
-def _unit(rounds: Sequence[Rounds], seconds: Seconds) -> Unit:
-    longest, spent, tpots = max(map(len, rounds)), 0.0, []
+def _unit(rounds: Sequence[Rounds], prompts: int, costs: StepCosts) -> Unit:
+    longest, spent, tpots = max(map(len, rounds)), prompts * costs.reading(len(rounds)), []
     for number in range(longest):
         now = [each[number] for each in rounds if number < len(each)]
-        spent += seconds(len(now), sum(1 + each.drafted for each in now))
+        spent += costs.seconds(len(now), sum(1 + each.drafted for each in now))
         tpots += [spent / sum(r.tokens for r in each) for each in rounds if len(each) == number + 1]
     return Unit(sum(r.tokens for each in rounds for r in each), spent, tuple(tpots))
 
 
 def predict(
-    drafter: str, draft: int, batch: int, rounds: Sequence[Rounds], *, mine: Seconds, plain: Seconds
+    drafter: str,
+    draft: int,
+    batch: int,
+    rounds: Sequence[Rounds],
+    prompts: Sequence[int],
+    *,
+    mine: StepCosts,
+    plain: StepCosts,
 ) -> Prediction | None:
-    """Predict a drafter beside plain decoding of the same answers; None: no answer has a second token."""
+    """Predict a drafter beside plain decoding of the same answers; None: no answer has a second token. `prompts`:
+    tokens of each answer's prompt."""
     tokens = [1 + sum(r.tokens for r in each) for each in rounds]
-    speculative = units(rounds, batch=batch, seconds=mine)
-    beside = units(plain_rounds(tokens), batch=batch, seconds=plain)
+    speculative = units(rounds, prompts, batch=batch, costs=mine)
+    beside = units(plain_rounds(tokens), prompts, batch=batch, costs=plain)
     ratio = paired_ratio(*([(unit.tokens, unit.seconds) for unit in arm] for arm in (speculative, beside)))
     if ratio is None:
         return None

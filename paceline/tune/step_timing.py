@@ -3,6 +3,9 @@
 Seconds of a step depend on its rows and change little from one number to the next, so a few of each are timed, and
 `tune.costs` reads what lies between them from a line. Timing every length and every power of two took a seventh of the
 time of measuring all ways (docs/experiments.md).
+
+A head reads the hidden states of a prompt in the first steps of its answer. Answers are short here, so those steps are
+timed apart: in the first turn prompts are new, in the others the prefix cache has them, and the head has read them.
 """
 
 from __future__ import annotations
@@ -10,44 +13,84 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from paceline.bench.workloads import BenchPrompt
 from paceline.llm import LLM
-from paceline.tune.costs import Table, table_of
+from paceline.tune.costs import StepCosts, Table, table_of
 from paceline.tune.traces import Step, trace
-from paceline.tune.ways import Arm, Asking
+from paceline.tune.ways import PLAIN, Arm, Asking
 
-WARM_TOKENS, COST_TOKENS = 8, 32  # tokens of answers that warm up, and at most of those whose steps are timed
+WARM_TOKENS, COST_TOKENS = 8, 32  # tokens of answers after new prompts, and at most of those whose steps are timed
 COST_TURNS = 2  # timed turns of each arm, every second one in reverse order
+WARM_UP, TIMED = -2, -3  # numbers of rounds, which are parts of their salts: no other round finds these prompts
 LADDER_FACTOR = 4  # a number of sequences whose steps are timed, by the one before
+
+
+class Timed(NamedTuple):
+    """What the steps of one drafter take, with one number of sequences."""
+
+    table: Table
+    reading: float  # seconds that the first steps of an answer take longer, for each token of its prompt
 
 
 def time_steps(
     llm: LLM, arms: Sequence[Arm], asking: Asking, batch: int, *, seconds: float, clock: Callable[[], float]
-) -> dict[str, Table]:
-    """Time steps of all arms in turns, `batch` sequences at once; return a table for each drafter.
+) -> dict[str, Timed]:
+    """Time steps of all arms in turns, `batch` sequences at once; return what those of each drafter take.
 
     `seconds`: time that all of it may take, about."""
-    steps: dict[str, list[Step]] = {}
     prompts, tokens = _middle(asking, batch)
-    began, most = clock(), WARM_TOKENS
-    for turn in range(1 + COST_TURNS):
+    chosen = _Prompts(prompts, tokens, batch, asking)
+    chosen.steps(llm, arms[-1], WARM_TOKENS, salt=WARM_UP)
+    began = clock()
+    fresh = [(arm, chosen.steps(llm, arm, WARM_TOKENS)) for arm in arms]
+    most = cost_tokens(clock() - began, seconds)
+    steady: dict[str, list[Step]] = {}
+    for turn in range(COST_TURNS):
         gc.collect()  # now, rather than during a step
-        short = [replace(prompt, max_tokens=min(prompt.max_tokens, most)) for prompt in prompts]
-        for arm in arms if turn % 2 == 0 else reversed(arms):
-            cell = arm.cell(llm, batch, asking.temperature)
-            for i in range(0, len(short), batch):
-                some = short[i : i + batch], tokens[i : i + batch]
-                made = trace(llm.engine, cell, *some, number=-2 - turn, ignore_eos=asking.ignore_eos)
-                if turn:
-                    steps.setdefault(arm.drafter, []).extend(s for s in made.steps if s.sequences == batch)
-        most = most if turn else cost_tokens(clock() - began, seconds)
-    return {name: table_of(found) for name, found in steps.items() if found}
+        for arm in arms if turn % 2 else reversed(arms):
+            steady.setdefault(arm.drafter, []).extend(chosen.steps(llm, arm, most))
+    tables = {name: table_of(found) for name, found in steady.items() if found}
+    read = sum(map(len, tokens))
+    return {name: Timed(table, reading_of(name, table, batch, fresh, read)) for name, table in tables.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompts:
+    """Prompts whose answers are timed, `batch` at once."""
+
+    prompts: Sequence[BenchPrompt]
+    tokens: Sequence[tuple[int, ...]]
+    batch: int
+    asking: Asking
+
+    def steps(self, llm: LLM, arm: Arm, most: int, *, salt: int = TIMED) -> list[Step]:
+        """Decode at most so many tokens of each answer. Prompts with the same `salt` are in the prefix cache."""
+        cell = arm.cell(llm, self.batch, self.asking.temperature)
+        short = [replace(prompt, max_tokens=min(prompt.max_tokens, most)) for prompt in self.prompts]
+        found: list[Step] = []
+        for i in range(0, len(short), self.batch):
+            some = short[i : i + self.batch], self.tokens[i : i + self.batch]
+            found += trace(llm.engine, cell, *some, number=salt, ignore_eos=self.asking.ignore_eos).steps
+        return [step for step in found if step.sequences == self.batch]
+
+
+def reading_of(
+    name: str, table: Table, batch: int, fresh: Sequence[tuple[Arm, Sequence[Step]]], prompt_tokens: int
+) -> float:
+    """Return how many seconds the steps after new prompts took longer than usual ones, for each token of a prompt."""
+    if name == PLAIN:
+        return 0.0
+    usual = StepCosts({batch: table}).seconds
+    mine = [steps for arm, steps in fresh if arm.drafter == name]
+    longer = sum(step.seconds - usual(step.sequences, step.rows) for steps in mine for step in steps)
+    return max(0.0, longer) / (len(mine) * prompt_tokens)
 
 
 def cost_tokens(warm: float, seconds: float) -> int:
-    """Return the tokens of answers whose steps are timed, if WARM_TOKENS of all took `warm` seconds."""
+    """Return the tokens of answers whose steps are timed, if WARM_TOKENS of all, and prompts, took `warm` seconds."""
     fit = math.inf if not warm else WARM_TOKENS * seconds / (COST_TURNS * warm)
     return int(min(max(fit, WARM_TOKENS), COST_TOKENS))
 

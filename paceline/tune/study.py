@@ -186,7 +186,7 @@ class Study:
         group = self.groups[number]
         lengths = {words: timed_lengths(self._lengths(number, words)) for words in group.scored}
         drafting = [Arm(number, words, k) for words, ks in lengths.items() for k in ks]
-        tables = time_steps(
+        found = time_steps(
             self.engines.of(group),
             [Arm(number, PLAIN), *drafting],
             self.asking,
@@ -194,7 +194,10 @@ class Study:
             seconds=self._part_seconds,
             clock=self.budget.clock,
         )
-        return {"tables": {name: stored(table) for name, table in tables.items()}}
+        return {
+            "tables": {name: stored(each.table) for name, each in found.items()},
+            "reading": {name: each.reading for name, each in found.items()},
+        }
 
     # ── time ──
 
@@ -213,27 +216,29 @@ class Study:
     def predictions(self) -> list[Prediction]:
         """Predict every drafter at every length and batch size that was scored, in the order of groups."""
         found = []
+        prompts = [len(tokens) for tokens in self.asking.tokens]
         for number, group in enumerate(self.groups):
-            costs = self._tables(number)
+            costs = self._known_costs(number)
             if group.title in self.failed or PLAIN not in costs:
                 continue
-            plain = StepCosts(costs[PLAIN]).seconds
             for words in group.scored:
                 for draft, batch, rounds in self._scored(words):
                     if words in costs:
-                        mine = StepCosts(costs[words]).seconds
-                        made = predict(words, draft, batch, rounds, mine=mine, plain=plain)
+                        both = {"mine": costs[words], "plain": costs[PLAIN]}
+                        made = predict(words, draft, batch, rounds, prompts[: len(rounds)], **both)
                         found += [] if made is None else [made]
         return found
 
-    def _tables(self, number: int) -> dict[str, dict[int, Table]]:
-        """Return the tables of a group: drafter → sequences → rows → seconds."""
-        found: dict[str, dict[int, Table]] = {}
+    def _known_costs(self, number: int) -> dict[str, StepCosts]:
+        """Return the costs of the steps of a group's drafters, and of plain ones."""
+        tables: dict[str, dict[int, Table]] = {}
+        reading: dict[str, dict[int, float]] = {}
         for batch in ladder(max(self.asking.batches)):
             part = self.known.get(f"steps of {self.groups[number].title}, {batch} at once", {"tables": {}})
             for name, pairs in part["tables"].items():
-                found.setdefault(name, {})[batch] = read(pairs)
-        return found
+                tables.setdefault(name, {})[batch] = read(pairs)
+                reading.setdefault(name, {})[batch] = part.get("reading", {}).get(name, 0.0)
+        return {name: StepCosts(table, reading[name]) for name, table in tables.items()}
 
     def _scored(self, words: str) -> Iterator[tuple[int, int, list[list[Round]]]]:
         scored = self.known.get(f"drafts of {words}", {"rounds": {}})["rounds"]
@@ -278,10 +283,10 @@ class Study:
         """Return as many batches as all prompts make, or as fit into the time, but MIN_UNITS at least."""
         answers, minutes = self.answers(), self.budget.minutes
         wanted = -(-len(answers) // batch)
-        plain = self._tables(number).get(PLAIN)
+        plain = self._known_costs(number).get(PLAIN)
         if minutes is None or plain is None:
             return wanted
-        step = StepCosts(plain).seconds(batch, batch)
+        step = plain.seconds(batch, batch)
         turn = step * sum(len(each.answer) for each in answers) / len(answers)  # seconds of a plain batch
         rest = (self.budget.began + 60 * minutes - self.budget.clock()) / left
         return max(MIN_UNITS, min(wanted, int(rest / (arms * turn)) if turn else wanted))

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from paceline.tune.costs import StepCosts, read, stored, table_of
 from paceline.tune.predictions import plain_rounds, predict, units
 from paceline.tune.traces import Round, Step
+
+
+class Known(StepCosts):
+    """Costs by a function of sequences and rows."""
+
+    def __init__(self, step: Callable[[int, float], float], reading: float = 0.0) -> None:
+        super().__init__({1: {1: 1.0}}, {1: reading})
+        self._step = step
+
+    def seconds(self, sequences: int, rows: float) -> float:
+        return self._step(sequences, rows)
 
 
 def steps(rows: int, *seconds: float) -> list[Step]:
@@ -44,21 +57,30 @@ def test_a_batch_steps_together_and_answers_leave() -> None:
         asked.append((sequences, rows))
         return float(rows)
 
-    [unit] = units(rounds, batch=2, seconds=seconds)
+    [unit] = units(rounds, (20, 30), batch=2, costs=Known(seconds))
     assert asked == [(2, 5), (1, 3), (1, 1)]
     assert (unit.tokens, unit.seconds) == (8, 9.0)
     assert sorted(unit.tpots) == [9.0 / 6, 5.0 / 2]
-    assert [u.tokens for u in units(rounds, batch=1, seconds=seconds)] == [6, 2]
+    assert [u.tokens for u in units(rounds, (20, 30), batch=1, costs=Known(seconds))] == [6, 2]
+    [unit] = units(rounds, (20, 30), batch=2, costs=Known(seconds, reading=0.1))
+    assert unit.seconds == pytest.approx(9.0 + 0.1 * (20 + 30)), "the drafter reads prompts, too"
 
 
 def test_a_prediction() -> None:
     rounds = [[Round(2, 2), Round(1, 2)]] * 4
-    made = predict("x", 2, 1, rounds, mine=lambda sequences, rows: 1.5, plain=lambda sequences, rows: 1.0)
+    made = predict("x", 2, 1, rounds, [9] * 4, mine=Known(lambda s, r: 1.5), plain=Known(lambda s, r: 1.0))
     assert made is not None
     assert (made.tok_s, made.ratio, made.interval) == (pytest.approx(1.0), pytest.approx(1.0), pytest.approx((1, 1)))
     assert (made.tokens_per_step, made.acceptance, made.tpot) == (1.5, 0.25, 1.0)
     assert made.record()["draft"] == 2
-    silent = predict("x", 2, 1, plain_rounds([3, 3]), mine=lambda s, r: 2.0, plain=lambda s, r: 1.0)
+    both = {"mine": Known(lambda s, r: 2.0), "plain": Known(lambda s, r: 1.0)}
+    silent = predict("x", 2, 1, plain_rounds([3, 3]), [9, 9], **both)
     assert silent is not None
     assert (silent.ratio, silent.acceptance, silent.interval) == (0.5, None, None)
-    assert predict("x", 2, 1, plain_rounds([1, 1]), mine=lambda s, r: 2.0, plain=lambda s, r: 1.0) is None
+    assert predict("x", 2, 1, plain_rounds([1, 1]), [9, 9], **both) is None
+
+
+def test_reading_between_measured_numbers_of_sequences() -> None:
+    costs = StepCosts({1: {1: 1.0}}, {1: 0.1, 5: 0.3})
+    assert [costs.reading(n) for n in (1, 3, 5, 9)] == pytest.approx([0.1, 0.2, 0.3, 0.3])
+    assert StepCosts({1: {1: 1.0}}).reading(1) == 0.0

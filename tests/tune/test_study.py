@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from paceline.bench.workloads import BenchPrompt
 from paceline.errors import InvalidRequest
 from paceline.llm import LLM
 from paceline.tune.candidates import Engines, Group, groups, is_lookup, kind_of, memory_of, name_in, vocabulary_share
-from paceline.tune.step_timing import cost_tokens, ladder, timed_lengths
+from paceline.tune.step_timing import cost_tokens, ladder, reading_of, time_steps, timed_lengths
 from paceline.tune.study import Study
+from paceline.tune.traces import Step, trace
 from paceline.tune.tuning import Wanted, best, tune
 from paceline.tune.ways import Arm, Asking
 from tests.cli.tiny_model import write_model
@@ -101,6 +103,33 @@ def test_ladders() -> None:
 def test_lengths_that_are_timed_have_the_shortest_and_the_longest() -> None:
     assert timed_lengths((1, 2, 3, 4, 6, 8)) == [1, 4, 8]
     assert (timed_lengths((3,)), timed_lengths((2, 5))) == ([3], [2, 5])
+
+
+def test_a_prompt_is_read_once_for_each_arm(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = replace(asking(2, drafts=(2,), batches=(2,)), tokens=[tuple(range(5 + i, 45 + i)) for i in range(2)])
+    made = study(model, model, asking=asked)
+    llm = made.engines.of(made.groups[0])
+    rows: list[int] = []  # that each run computed
+
+    def watched(engine: Any, *args: Any, **options: Any) -> Any:
+        before = engine.stats.rows
+        found = trace(engine, *args, **options)
+        rows.append(engine.stats.rows - before)
+        return found
+
+    monkeypatch.setattr("paceline.tune.step_timing.trace", watched)
+    timed = time_steps(llm, [Arm(0, "plain"), Arm(0, model, 2)], asked, 2, seconds=1e9, clock=lambda: 0.0)
+    assert timed.keys() == {"plain", model}
+    assert len(rows) == 1 + 2 + 2 * 2  # a warm-up, two arms with new prompts, two turns of both
+    assert [each >= 2 * 40 for each in rows] == [True] * 3 + [False] * 4
+
+
+def test_steps_after_new_prompts_that_take_longer_are_reading() -> None:
+    usual, new = [Step(2, 6, 1.0)] * 5, [Step(2, 6, 4.0), Step(2, 6, 2.0), Step(2, 6, 1.0)]
+    fresh = [(Arm(0, "plain"), usual), (Arm(0, "eagle", 2), new), (Arm(0, "eagle", 4), new)]
+    assert reading_of("eagle", {6: 1.0}, 2, fresh, 10) == pytest.approx((3.0 + 1.0) / 10)
+    assert reading_of("plain", {6: 0.1}, 2, fresh, 10) == 0.0
+    assert reading_of("eagle", {6: 9.0}, 2, fresh, 10) == 0.0
 
 
 def test_the_target_itself_must_load(tmp_path: Path) -> None:
