@@ -5,23 +5,29 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import NamedTuple
 
+from paceline.tune.choice import Measured, choose
 from peers.page_source import Paths, Record, load, source, with_sources
 from peers.tables import markdown
 
 PLAIN = "plain"
+MEASURED = 3  # ways that `paceline tune` measures at each batch size, by default
 
 
 def tuned(paths: Paths) -> str:
-    """Choices of `paceline tune` within a grid in which everything was measured: pairs of files, choice and grid."""
+    """Choices of `paceline tune` within a grid in which everything was measured: pairs of files, choice and grid.
+
+    Both may be the same file: of a grid only what `tune` would have measured is chosen from."""
     header = ["prompts", "choice", "at 1 and 8", "best of the grid", "behind it", "right predictions", "seconds"]
     records = [load(path) for path in paths]
     rows = [_tuned_row(*pair) for pair in zip(records[::2], records[1::2], strict=True)]
-    return with_sources(markdown(header, rows), paths)
+    return with_sources(markdown(header, rows), dict.fromkeys(paths))
 
 
 def _tuned_row(chosen: Record, grid: Record) -> list[str]:
-    choice, batches = chosen["choice"], grid["batch"]
+    choice, batches = _chosen(chosen), grid["batch"]
     speeds = [_speed(grid, _at(choice, batch), batch) for batch in batches]
     best = [_best(grid, batch) for batch in batches]
     ways = ", ".join(f"{cell['way']} {cell['ratio']:.2f}" for cell in best)
@@ -30,19 +36,41 @@ def _tuned_row(chosen: Record, grid: Record) -> list[str]:
     errors = grid["errors"]
     return [
         ", ".join(chosen["sources"]),
-        choice["way"],
+        choice.way,
         " and ".join(f"{speed:.2f}" for speed in speeds),
         ways,
         f"{behind:.1%}",
         f"{errors['close']} of {errors['cells']}",
-        f"{took['predictions']:.0f} to predict, {took['checks']:.0f} to check; the grid {whole['checks']:.0f}",
+        f"{took['predictions']:.0f} to predict; the grid {whole['checks']:.0f}",
     ]
 
 
-def _at(choice: Record, batch: int) -> str:
+class Chosen(NamedTuple):
+    way: str
+    max_draft_batch: int | None
+
+
+def _chosen(record: Record) -> Chosen:
+    """Choose as `tune` does: among plain decoding, the default settings and the best by prediction at each batch size,
+    by what was measured."""
+    kept = [cell for cell in record["cells"] if cell["draft"] is None or _is_measured(record, cell)]
+    names = [field.name for field in fields(Measured)]
+    made = choose([Measured(**{name: cell[name] for name in names}) for cell in kept], [])
+    assert made is not None, "without limits something is chosen"
+    way = (made.group, made.drafter, made.draft)
+    [title] = {cell["way"] for cell in kept if (cell["group"], cell["drafter"], cell["draft"]) == way}
+    return Chosen(title, made.max_draft_batch)
+
+
+def _is_measured(record: Record, cell: Record) -> bool:
+    """Return whether a way is among the best by prediction, which `tune` measures."""
+    mine = sorted((p for p in record["predictions"] if p["batch"] == cell["batch"]), key=lambda each: -each["ratio"])
+    return (cell["drafter"], cell["draft"]) in [(p["drafter"], p["draft"]) for p in mine[:MEASURED]]
+
+
+def _at(choice: Chosen, batch: int) -> str:
     """Return how a choice decodes so many sequences."""
-    most = choice["max_draft_batch"]
-    return PLAIN if most is not None and batch > most else str(choice["way"])
+    return PLAIN if choice.max_draft_batch is not None and batch > choice.max_draft_batch else choice.way
 
 
 def _speed(grid: Record, way: str, batch: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,5 +28,5 @@ def machine_text(machine: Mapping[str, Any]) -> str:
     return f"{where}, Python {machine['python']}, torch {machine['torch']}"
 
 
-def with_sources(table: str, paths: Paths) -> str:
+def with_sources(table: str, paths: Iterable[Path]) -> str:
     return "\n".join([table, "", *(source(path, load(path)) for path in paths)])

@@ -173,23 +173,22 @@ def stored(folder: Path, name: str, **record: Any) -> Path:
 
 
 def test_a_choice_beside_the_grid(tmp_path: Path) -> None:
-    def cell(batch: int, way: str, ratio: float) -> dict[str, Any]:
-        return {"batch": batch, "way": way, "ratio": ratio}
+    def cell(batch: int, drafter: str, draft: int | None, ratio: float) -> dict[str, Any]:
+        way = drafter if draft is None else f"{drafter} k={draft}"
+        known = {"group": 0, "tok_s": 1.0, "interval": None, "ttft": 1.0, "tpot": 1.0, "void": False}
+        return {"batch": batch, "drafter": drafter, "draft": draft, "ratio": ratio, "way": way, **known}
 
-    took = {"predictions": 40.0, "checks": 90.0}
-    choice = {"way": "eagle k=2", "max_draft_batch": 1}
-    chosen = stored(tmp_path, "a.json", sources=["chats"], choice=choice, seconds=took)
-    cells = [cell(1, "eagle k=2", 1.5), cell(1, "eagle k=3", 1.6), cell(8, "plain", 1.0), cell(8, "eagle k=3", 0.7)]
-    errors = {"close": 9, "cells": 10}
-    grid = stored(
-        tmp_path, "b.json", batch=[1, 8], cells=cells, errors=errors, seconds={"predictions": 1.0, "checks": 500.0}
-    )
-    text = PARTS["tuned"]([chosen, grid])
-    assert "| chats | eagle k=2 | 1.50 and 1.00 | eagle k=3 1.60, plain 1.00 | 3.2% | 9 of 10 |" in text
-    assert "40 to predict, 90 to check; the grid 500" in text
-    choice["max_draft_batch"] = 8
-    with pytest.raises(ValueError, match="not enough values"):  # the grid has nothing to compare with
-        PARTS["tuned"]([stored(tmp_path, "a.json", sources=["chats"], choice=choice, seconds=took), grid])
+    measured = {1: 1.6, 2: 1.5, 3: 1.4, 4: 1.3}  # by draft length
+    cells = [cell(batch, "plain", None, 1.0) for batch in (1, 8)]
+    cells += [cell(1, "eagle", k, ratio) for k, ratio in measured.items()] + [cell(8, "eagle", 2, 0.7)]
+    predicted = [{"drafter": "eagle", "draft": k, "batch": b, "ratio": k} for k in measured for b in (1, 8)]
+    grid = {"sources": ["chats"], "batch": [1, 8], "cells": cells, "predictions": predicted}
+    grid |= {"errors": {"close": 9, "cells": 10}, "seconds": {"predictions": 40.0, "checks": 500.0}}
+    path = stored(tmp_path, "grid.json", **grid)
+    text = PARTS["tuned"]([path, path])
+    assert "| chats | eagle k=2 | 1.50 and 1.00 | eagle k=1 1.60, plain 1.00 | 3.2% | 9 of 10 |" in text
+    assert "40 to predict; the grid 500" in text
+    assert text.count("`grid.json`") == 1
 
 
 def test_trials_of_a_canary(tmp_path: Path) -> None:
