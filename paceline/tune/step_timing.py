@@ -29,7 +29,7 @@ LADDER_FACTOR = 4  # a number of sequences whose steps are timed, by the one bef
 
 
 class Timed(NamedTuple):
-    """What the steps of one drafter take, with one number of sequences."""
+    """Seconds of one drafter's steps, with one number of sequences."""
 
     table: Table
     reading: float  # seconds that the first steps of an answer take longer, for each token of its prompt

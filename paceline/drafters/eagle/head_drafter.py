@@ -1,4 +1,4 @@
-"""What EAGLE heads and block drafters share: they read the target's hidden states, and draft where all are read."""
+"""Drafters over the target's hidden states, EAGLE heads and block drafters: they draft where all states are read."""
 
 from __future__ import annotations
 

@@ -120,20 +120,15 @@ class CompiledBlock:
 
     def _run(self, anchors: Sequence[Anchor], rows: int, drafted: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Run a pass; return logits of the `drafted` rows, and the states after the last norm of all rows."""
-        batch = self._batch(anchors, rows, drafted)
-        output = Output(
-            torch.empty((len(drafted), len(self.ids))),
-            torch.empty(len(drafted), dtype=torch.int32),
-            states=torch.empty((len(batch.tokens), self.config.decoder.hidden_size)),
-        )
-        lasts = torch.tensor([each.position + rows - 1 for each in anchors], dtype=torch.int32)
-        lasts = lasts.repeat_interleave(rows)
+        batch, count = self._batch(anchors, rows, drafted), len(drafted)
+        states = torch.empty((len(batch.tokens), self.config.decoder.hidden_size))
+        output = Output(torch.empty((count, len(self.ids))), torch.empty(count, dtype=torch.int32), states=states)
+        lasts = torch.tensor([each.position + rows - 1 for each in anchors for _ in range(rows)], dtype=torch.int32)
         pass_ = Pass()
         point(pass_, batch, output)
         pass_.lasts = lasts.data_ptr()
         self._blocks.run(pass_)
-        assert output.states is not None, "states were asked for"
-        return _scaled(output.logits, self.config), output.states
+        return _scaled(output.logits, self.config), states
 
     def _batch(self, anchors: Sequence[Anchor], rows: int, drafted: Sequence[int]) -> Batch:
         count = len(anchors)
@@ -163,13 +158,13 @@ class CompiledBlock:
     def _block_program(self) -> Program:
         config, eps = self.config, self.config.decoder.norm_eps
         program, layers = self._new_program()
-        own = "embed" in self._pack, "head" in self._pack
-        program.embed(self._pack.matrix("embed") if own[0] else self._target.embedding, scale=config.embedding_scale)
+        embedding = self._pack.matrix("embed") if "embed" in self._pack else self._target.embedding
+        program.embed(embedding, scale=config.embedding_scale)
         for index in range(config.decoder.num_layers):
             layers.layer(index)
         norm = self._pack.vector("norm")
         program.keep_states(norm, epsilon=eps)
-        output = self._pack.matrix("head") if own[1] else self._target.output
+        output = self._pack.matrix("head") if "head" in self._pack else self._target.output
         program.linear([output], source=Buffer.RESIDUAL, epilogue=Epilogue.LOGITS, norm=norm, epsilon=eps)
         program.finish()
         return program
