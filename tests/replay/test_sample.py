@@ -131,7 +131,7 @@ def a_schedule(*, scale: float, reading: float = 1.0, drafter: str | None, answe
 @pytest.mark.unwatched
 @pytest.mark.parametrize(("scale", "reading"), [(0.5, 1.0), (1.0, 1.5), (1.7, 0.8)])
 def test_a_calibrated_simulation_takes_as_long_as_the_record(scale: float, reading: float) -> None:
-    mine = setting("plain", known=KNOWN, max_step_tokens=64, stream_interval=0.1)
+    mine = setting("plain", known=KNOWN, max_step_tokens=64, stream_interval=0.1, delivery=0.5)
     schedule = a_schedule(scale=scale, reading=reading, drafter=None)
     found = calibrate([mine], schedule)
     assert found.scale == pytest.approx(scale, rel=0.06)

@@ -105,6 +105,17 @@ def test_the_loss_falls_by_its_gradient(markov: int) -> None:
     assert second.total.item() < first.total.item()
 
 
+def test_rows_beyond_an_answer_do_not_count() -> None:
+    student, teacher = student_for(markov=8, noise=0.1), teacher_for(layers=TAPS)
+    texts = texts_of(lengths=[32, 12], starts=[6, 4])
+    states = teacher(texts.ids)
+    before = student.losses(teacher, states, texts, "likelihood").by_step
+    states.hidden[1, 11:] = 7.0  # the last state of an answer, and padding: no token of it follows
+    assert torch.equal(before, student.losses(teacher, states, texts, "likelihood").by_step)
+    states.hidden[1, 5:11] = 7.0
+    assert not torch.equal(before, student.losses(teacher, states, texts, "likelihood").by_step)
+
+
 def test_anchors_stay_in_their_answers_and_follow_the_weights() -> None:
     student, texts = student_for(), texts_of(lengths=[64, 9, 11], starts=[30, 7, 10])
     anchors = student._anchors(texts)
