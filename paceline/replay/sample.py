@@ -23,6 +23,7 @@ from paceline.types import OFF, Request, TokenEvent
 
 AT_ONCE = (1, 2, 4, 8, 16)  # sequences that run together
 MIN_STEPS = 8  # observed steps from which a number of sequences has a scale of its own
+TOLD_APART = 2.0  # factor between the longest and the shortest pass from which a constant and a factor are fitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +217,7 @@ def _times(table: PassTable, steps: Sequence[ObservedStep]) -> StepTimes:
         passes=table,
         plain_scale=plain or {1: 1.0},
         drafted_scale=_scales(table, [step for step in decoding if step.shape.drafted]) or plain or {1: 1.0},
-        prompt_scale=_scale(table, [step for step in steps if step.prompt_rows and step.exact]),
+        prompt=_prompt(table, [step for step in steps if step.prompt_rows and step.exact]),
         host=_host(steps),
         draft=_draft(asked),
     )
@@ -235,6 +236,19 @@ def _scale(table: PassTable, steps: Sequence[ObservedStep]) -> float:
     expected = [table.seconds(step.shape) for step in steps]
     ratios = [step.verify / seconds for step, seconds in zip(steps, expected, strict=True) if seconds > 0]
     return float(np.median(ratios)) if ratios else 1.0
+
+
+def _prompt(table: PassTable, steps: Sequence[ObservedStep]) -> tuple[float, float]:
+    """Fit what passes over prompts took: seconds that each takes beside the table's, and a factor of the table's.
+
+    The errors that are made small are relative ones. Passes of about one length have a factor alone, because nothing
+    tells it from a constant."""
+    seen = [(seconds, step.verify / seconds) for step in steps if (seconds := table.seconds(step.shape)) > 0]
+    shortest, longest = min(seen, default=(0.0, 1.0))[0], max(seen, default=(0.0, 1.0))[0]
+    if longest < TOLD_APART * shortest or len(seen) < MIN_STEPS:
+        return 0.0, _scale(table, steps)
+    constant, scale = fitted([(1 / seconds, 1.0) for seconds, _ in seen], [ratio for _, ratio in seen])
+    return constant, scale
 
 
 def _host(steps: Sequence[ObservedStep]) -> tuple[float, float, float]:

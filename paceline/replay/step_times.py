@@ -1,6 +1,7 @@
 """Seconds of a simulated step: its forward pass by a measured table, drafting and the host's work by fitted lines.
 
-    pass     body(rows) + head(outs) + a · tokens read + b · tokens attended to, times what passes inside steps take
+    pass     body(rows) + head(outs) + a · tokens read + b · tokens attended to, times what passes inside steps take,
+             and a constant more if it reads a prompt
     draft    per call, per sequence asked for, per pass of the drafter, per prompt token that it reads first
     host     per step, per sequence with new tokens, per prompt row
 
@@ -57,16 +58,16 @@ class StepTimes:
     passes: PassTable
     plain_scale: Mapping[int, float]  # sequences → seconds of a pass inside plain steps, by the table's
     drafted_scale: Mapping[int, float]  # sequences → the same, of passes that verify drafts
-    prompt_scale: float  # the same, of passes that read prompts
+    prompt: tuple[float, float]  # of passes that read prompts: seconds beside the table's, and the scale of the table's
     host: tuple[float, float, float]  # seconds of a step, of a sequence with new tokens, of a prompt row
     draft: tuple[float, float, float, float]  # seconds of a call, of an ask, of a pass, of a prompt token read first
 
     def pass_seconds(self, shape: PassShape) -> float:
+        alone = self.passes.seconds(shape)
         if shape.outs < shape.rows:  # rows without logits are of a prompt
-            scale = self.prompt_scale
-        else:
-            scale = interpolated(self.drafted_scale if shape.drafted else self.plain_scale, shape.drawing)
-        return scale * self.passes.seconds(shape)
+            constant, scale = self.prompt
+            return constant + scale * alone
+        return interpolated(self.drafted_scale if shape.drafted else self.plain_scale, shape.drawing) * alone
 
     def host_seconds(self, *, sequences: int, prompt_rows: int) -> float:
         return self.host[0] + self.host[1] * sequences + self.host[2] * prompt_rows
@@ -78,11 +79,12 @@ class StepTimes:
         """Return times with every second `factor` times as long, and those of reading prompts `reading` times more."""
         call, ask, level, fresh = (factor * seconds for seconds in self.draft)
         step, sequence, row = (factor * seconds for seconds in self.host)
+        constant, scale = self.prompt
         return replace(
             self,
             plain_scale={size: factor * scale for size, scale in self.plain_scale.items()},
             drafted_scale={size: factor * scale for size, scale in self.drafted_scale.items()},
-            prompt_scale=factor * reading * self.prompt_scale,
+            prompt=(factor * reading * constant, factor * reading * scale),
             host=(step, sequence, row * reading),
             draft=(call, ask, level, fresh * reading),
         )

@@ -57,7 +57,7 @@ def times(
 ) -> StepTimes:
     """Times that can be added up by hand: of a pass, of each further row, of a call of the drafter, of the host."""
     table = PassTable({1: pass_seconds, 257: pass_seconds + 256 * row_seconds}, {}, 0.0, 0.0)
-    return StepTimes(table, {1: 1.0}, {1: 1.0}, 1.0, (host, 0.0, 0.0), (draft_seconds, 0.0, 0.0, 0.0))
+    return StepTimes(table, {1: 1.0}, {1: 1.0}, (0.0, 1.0), (host, 0.0, 0.0), (draft_seconds, 0.0, 0.0, 0.0))
 
 
 def setting(name: str = "plain", *, known: StepTimes | None = None, pages: int = 200, **options: Any) -> Setting:

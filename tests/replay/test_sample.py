@@ -27,7 +27,9 @@ from tests.replay.recorded import arrival, setting
 from tests.rig import LIMITS
 
 TABLE = PassTable({1: 0.01, 257: 0.042}, {1: 0.002, 129: 0.034}, read_token=1e-5, attended_token=2e-5)
-KNOWN = StepTimes(TABLE, {1: 1.2, 4: 1.5}, {1: 1.6}, 1.1, host=(1e-3, 5e-4, 1e-5), draft=(2e-3, 5e-4, 1e-3, 2e-5))
+KNOWN = StepTimes(
+    TABLE, {1: 1.2, 4: 1.5}, {1: 1.6}, (0.0, 1.1), host=(1e-3, 5e-4, 1e-5), draft=(2e-3, 5e-4, 1e-3, 2e-5)
+)
 TRAITS = DrafterTraits("ngram", max_draft=6, ends_drafts=False, weighs_cost=False)
 SIZE = 5  # requests of the sample
 
@@ -60,7 +62,7 @@ def an_engine(known: StepTimes, clock: PaperClock, *, drafts: bool = True) -> tu
 
 def test_passes_are_measured_by_rows_logits_and_context() -> None:
     clock, ticks = PaperClock(), []
-    flat = replace(KNOWN, plain_scale={1: 1.0}, drafted_scale={1: 1.0}, prompt_scale=1.0, host=(0.0, 0.0, 0.0))
+    flat = replace(KNOWN, plain_scale={1: 1.0}, drafted_scale={1: 1.0}, prompt=(0.0, 1.0), host=(0.0, 0.0, 0.0))
     engine, _ = an_engine(flat, clock)
     table = measure_passes(engine.probes, clock=clock, tick=lambda: ticks.append(1))
     for shape in (PassShape(1, 1, 300, 300), PassShape(4, 4, 800, 800), PassShape(100, 0, 500, 40_000)):
@@ -69,9 +71,11 @@ def test_passes_are_measured_by_rows_logits_and_context() -> None:
     engine.check()
 
 
-def test_a_sample_teaches_the_times_of_steps() -> None:
+@pytest.mark.parametrize("constant", [0.0, 4e-3])  # seconds of a pass that reads a prompt, beside its rows
+def test_a_sample_teaches_the_times_of_steps(constant: float) -> None:
+    known = replace(KNOWN, prompt=(constant, 1.1))
     clock, ended = PaperClock(), []
-    engine, sample = an_engine(KNOWN, clock)
+    engine, sample = an_engine(known, clock)
     table = measure_passes(engine.probes, clock=clock)
     found, rounds = run_sample(engine, sample, table, clock=clock, tick=lambda: ended.append(1))
     assert len(ended) == 2 * 3 * SIZE  # plain and with drafts, of 1, 2 and 4 at once
@@ -80,13 +84,14 @@ def test_a_sample_teaches_the_times_of_steps() -> None:
         PassShape(4, 4, 320, 320, drawing=4),
         PassShape(7, 7, 80, 560, drafted=True),
         PassShape(60, 1, 60, 1800),
+        PassShape(10, 1, 60, 550),
     ):
-        assert found.pass_seconds(shape) == pytest.approx(KNOWN.pass_seconds(shape), rel=0.08)
-    wanted = KNOWN.host_seconds(sequences=3, prompt_rows=0)
+        assert found.pass_seconds(shape) == pytest.approx(known.pass_seconds(shape), rel=0.08)
+    wanted = known.host_seconds(sequences=3, prompt_rows=0)
     assert found.host_seconds(sequences=3, prompt_rows=0) == pytest.approx(wanted, rel=0.1)
-    wanted = KNOWN.draft_seconds(asks=2, passes=12, fresh=0)
+    wanted = known.draft_seconds(asks=2, passes=12, fresh=0)
     assert found.draft_seconds(asks=2, passes=12, fresh=0) == pytest.approx(wanted, rel=0.05)
-    wanted = KNOWN.draft_seconds(asks=1, passes=6, fresh=100)
+    wanted = known.draft_seconds(asks=1, passes=6, fresh=100)
     assert found.draft_seconds(asks=1, passes=6, fresh=100) == pytest.approx(wanted, rel=0.1)
     assert set(rounds) == {1, 2, 3, 4, 5}
     assert set(rounds[1]) == {1, 2, 4} | set(rounds[1])

@@ -9,7 +9,7 @@ import pytest
 from paceline.replay.step_times import PassShape, PassTable, StepTimes, fitted, interpolated
 
 TABLE = PassTable({1: 1.0, 3: 2.0, 5: 8.0}, {1: 0.5, 5: 1.5}, read_token=0.01, attended_token=0.001)
-TIMES = StepTimes(TABLE, {1: 2.0, 3: 4.0}, {1: 3.0}, 5.0, (1.0, 0.1, 0.01), (1.0, 0.5, 0.25, 0.125))
+TIMES = StepTimes(TABLE, {1: 2.0, 3: 4.0}, {1: 3.0}, (0.5, 5.0), (1.0, 0.1, 0.01), (1.0, 0.5, 0.25, 0.125))
 
 
 def test_a_table_is_interpolated_and_goes_on() -> None:
@@ -28,7 +28,7 @@ def test_a_pass_inside_a_step_has_the_scale_of_such_steps() -> None:
     assert TIMES.pass_seconds(PassShape(1, 1, 0, 0)) == pytest.approx(2 * alone)
     assert TIMES.pass_seconds(PassShape(1, 1, 0, 0, drafted=True)) == pytest.approx(3 * alone)
     assert TIMES.pass_seconds(PassShape(1, 1, 0, 0, drawing=2)) == pytest.approx(3 * alone)
-    assert TIMES.pass_seconds(PassShape(3, 1, 0, 0)) == pytest.approx(5 * 2.5)  # rows of a prompt
+    assert TIMES.pass_seconds(PassShape(3, 1, 0, 0)) == pytest.approx(0.5 + 5 * 2.5)  # rows of a prompt
     assert TIMES.host_seconds(sequences=2, prompt_rows=10) == pytest.approx(1.3)
     assert TIMES.draft_seconds(asks=2, passes=4, fresh=8) == pytest.approx(4.0)
 
