@@ -6,6 +6,9 @@ time of measuring all ways (docs/experiments.md).
 
 A head reads the hidden states of a prompt in the first steps of its answer. Answers are short here, so those steps are
 timed apart: in the first turn prompts are new, in the others the prefix cache has them, and the head has read them.
+
+Other machines on the same host make this one slower or faster for minutes, and plain steps by another factor than those
+with drafts. So steps are timed once before anything is measured, to choose what is, and again behind each measurement.
 """
 
 from __future__ import annotations
@@ -23,9 +26,9 @@ from paceline.tune.traces import Step, trace
 from paceline.tune.ways import PLAIN, Arm, Asking
 
 WARM_TOKENS, COST_TOKENS = 8, 32  # tokens of answers after new prompts, and at most of those whose steps are timed
-COST_TURNS = 2  # timed turns of each arm, every second one in reverse order
+FIRST_TURNS, LATER_TURNS = 1, 2  # timed turns of each arm, every second one in reverse order: at first, and again
 WARM_UP, TIMED = -2, -3  # numbers of rounds, which are parts of their salts: no other round finds these prompts
-LADDER_FACTOR = 4  # a number of sequences whose steps are timed, by the one before
+LADDER_FACTOR = 8  # a number of sequences whose steps are timed, by the one before
 
 
 class Timed(NamedTuple):
@@ -33,6 +36,7 @@ class Timed(NamedTuple):
 
     table: Table
     reading: float  # seconds that the first steps of an answer take longer, for each token of its prompt
+    tokens: int  # tokens of answers whose steps were timed, at most
 
 
 def time_steps(
@@ -47,14 +51,27 @@ def time_steps(
     began = clock()
     fresh = [(arm, chosen.steps(llm, arm, WARM_TOKENS)) for arm in arms]
     most = cost_tokens(clock() - began, seconds)
+    tables = _tables(chosen, llm, arms, most, turns=FIRST_TURNS)
+    read = sum(map(len, tokens))
+    return {name: Timed(table, reading_of(name, table, batch, fresh, read), most) for name, table in tables.items()}
+
+
+def time_again(llm: LLM, arms: Sequence[Arm], asking: Asking, batch: int, *, tokens: int) -> dict[str, Table]:
+    """Time the same steps again, behind prompts that have been read; `tokens`: of each answer, as at first."""
+    chosen = _Prompts(*_middle(asking, batch), batch, asking)
+    for arm in {arm.drafter: arm for arm in arms}.values():
+        chosen.steps(llm, arm, WARM_TOKENS)  # prompts may have left the cache
+    return _tables(chosen, llm, arms, tokens, turns=LATER_TURNS)
+
+
+def _tables(chosen: _Prompts, llm: LLM, arms: Sequence[Arm], most: int, *, turns: int) -> dict[str, Table]:
+    """Return the seconds of each drafter's steps, from answers of at most so many tokens."""
     steady: dict[str, list[Step]] = {}
-    for turn in range(COST_TURNS):
+    for turn in range(turns):
         gc.collect()  # now, rather than during a step
         for arm in arms if turn % 2 else reversed(arms):
             steady.setdefault(arm.drafter, []).extend(chosen.steps(llm, arm, most))
-    tables = {name: table_of(found) for name, found in steady.items() if found}
-    read = sum(map(len, tokens))
-    return {name: Timed(table, reading_of(name, table, batch, fresh, read)) for name, table in tables.items()}
+    return {name: table_of(found) for name, found in steady.items() if found}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +108,7 @@ def reading_of(
 
 def cost_tokens(warm: float, seconds: float) -> int:
     """Return the tokens of answers whose steps are timed, if WARM_TOKENS of all, and prompts, took `warm` seconds."""
-    fit = math.inf if not warm else WARM_TOKENS * seconds / (COST_TURNS * warm)
+    fit = math.inf if not warm else WARM_TOKENS * seconds / ((FIRST_TURNS + LATER_TURNS) * warm)
     return int(min(max(fit, WARM_TOKENS), COST_TOKENS))
 
 

@@ -22,7 +22,7 @@ from paceline.tune.costs import StepCosts, Table, read, stored
 from paceline.tune.lookups import replay_lookup
 from paceline.tune.predictions import Prediction, predict
 from paceline.tune.redrafts import redraft
-from paceline.tune.step_timing import ladder, time_steps, timed_lengths
+from paceline.tune.step_timing import ladder, time_again, time_steps, timed_lengths
 from paceline.tune.traces import Recorded, Round, Trace, recorded, trace
 from paceline.tune.ways import DEFAULT, PLAIN, Arm, Asking
 from paceline.types import Request, SamplingParams, Speculation
@@ -59,7 +59,7 @@ class Study:
         """Number of all parts, about: checks may need fewer engines."""
         drafters = sum(len(group.scored) for group in self.groups)
         steps = len(self.groups) * len(ladder(max(self.asking.batches)))
-        return 1 + 2 * drafters + steps + len(self.asking.batches) * len(self.groups)
+        return 1 + 2 * drafters + steps + 2 * len(self.asking.batches) * len(self.groups)
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -113,7 +113,7 @@ class Study:
                 self._lengths(number, words)
                 self._within_time(f"drafts of {words}", partial(self._drafts, number, words))
             for batch in ladder(max(self.asking.batches)):
-                self._within_time(f"steps of {group.title}, {batch} at once", partial(self._costs, number, batch))
+                self._within_time(_steps_part(group, batch), partial(self._costs, number, batch))
         except PacelineError as error:
             if number == 0:
                 raise  # without the target itself nothing can be compared
@@ -183,21 +183,25 @@ class Study:
 
     def _costs(self, number: int, batch: int) -> Record:
         """Time steps of plain decoding and of every drafter at several of its lengths."""
-        group = self.groups[number]
-        lengths = {words: timed_lengths(self._lengths(number, words)) for words in group.scored}
-        drafting = [Arm(number, words, k) for words, ks in lengths.items() for k in ks]
-        found = time_steps(
-            self.engines.of(group),
-            [Arm(number, PLAIN), *drafting],
-            self.asking,
-            batch,
-            seconds=self._part_seconds,
-            clock=self.budget.clock,
-        )
+        llm, arms = self.engines.of(self.groups[number]), self._timed_arms(number)
+        found = time_steps(llm, arms, self.asking, batch, seconds=self._part_seconds, clock=self.budget.clock)
         return {
             "tables": {name: stored(each.table) for name, each in found.items()},
             "reading": {name: each.reading for name, each in found.items()},
+            "tokens": max(each.tokens for each in found.values()),
         }
+
+    def _costs_again(self, number: int, batch: int, *, tokens: int) -> Record:
+        """Time the same steps behind a measurement: the machine may have become slower or faster."""
+        found = time_again(
+            self.engines.of(self.groups[number]), self._timed_arms(number), self.asking, batch, tokens=tokens
+        )
+        return {"tables": {name: stored(table) for name, table in found.items()}}
+
+    def _timed_arms(self, number: int) -> list[Arm]:
+        scored = self.groups[number].scored
+        drafting = [Arm(number, words, k) for words in scored for k in timed_lengths(self._lengths(number, words))]
+        return [Arm(number, PLAIN), *drafting]
 
     # ── time ──
 
@@ -234,8 +238,9 @@ class Study:
         tables: dict[str, dict[int, Table]] = {}
         reading: dict[str, dict[int, float]] = {}
         for batch in ladder(max(self.asking.batches)):
-            part = self.known.get(f"steps of {self.groups[number].title}, {batch} at once", {"tables": {}})
-            for name, pairs in part["tables"].items():
+            part = self.known.get(_steps_part(self.groups[number], batch), {"tables": {}})
+            latest = self.known.get(_steps_part(self.groups[number], batch, again=True), part)
+            for name, pairs in (part["tables"] | latest["tables"]).items():
                 tables.setdefault(name, {})[batch] = read(pairs)
                 reading.setdefault(name, {})[batch] = part.get("reading", {}).get(name, 0.0)
         return {name: StepCosts(table, reading[name]) for name, table in tables.items()}
@@ -260,6 +265,10 @@ class Study:
             name = f"{CHECK}{titles or DEFAULT}, {batch} at once"
             self._within_time(name, partial(self._measured, batch, number, mine, left=len(places) - i))
             found += [self.known[name]] if name in self.known else []
+            before = self.known.get(_steps_part(self.groups[number], batch))
+            if before is not None and "tokens" in before:  # else of a version that did not time again
+                again = partial(self._costs_again, number, batch, tokens=before["tokens"])
+                self._within_time(_steps_part(self.groups[number], batch, again=True), again)
         return found
 
     def _measured(self, batch: int, number: int, chosen: Sequence[Arm], *, left: int) -> Record:
@@ -290,6 +299,11 @@ class Study:
         turn = step * sum(len(each.answer) for each in answers) / len(answers)  # seconds of a plain batch
         rest = (self.budget.began + 60 * minutes - self.budget.clock()) / left
         return max(MIN_UNITS, min(wanted, int(rest / (arms * turn)) if turn else wanted))
+
+
+def _steps_part(group: Group, batch: int, *, again: bool = False) -> str:
+    """Name the part that times steps of a group."""
+    return f"steps of {group.title}, {batch} at once{', again' if again else ''}"
 
 
 def _sampler(llm: LLM, asking: Asking, place: int) -> Any:

@@ -77,7 +77,7 @@ def trace(
     requests = requests_of(cell, prompts, tokens, number=number, ignore_eos=ignore_eos)
     places = {request.id: i for i, request in enumerate(requests)}
     found = Trace([Replay() for _ in requests], [[] for _ in requests])
-    with engine.fixed_drafts() if cell.fixed else nullcontext():
+    with engine.fixed_drafts() if cell.fixed or cell.plain else nullcontext():
         for request in requests:
             engine.submit(request)
         while engine.has_work:

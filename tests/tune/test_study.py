@@ -14,7 +14,7 @@ from paceline.bench.workloads import BenchPrompt
 from paceline.errors import InvalidRequest
 from paceline.llm import LLM
 from paceline.tune.candidates import Engines, Group, groups, is_lookup, kind_of, memory_of, name_in, vocabulary_share
-from paceline.tune.step_timing import cost_tokens, ladder, reading_of, time_steps, timed_lengths
+from paceline.tune.step_timing import cost_tokens, ladder, reading_of, time_again, time_steps, timed_lengths
 from paceline.tune.study import Study
 from paceline.tune.traces import Step, trace
 from paceline.tune.tuning import Wanted, best, tune
@@ -97,7 +97,7 @@ def test_engines_keep_the_latest() -> None:
 
 
 def test_ladders() -> None:
-    assert (ladder(1), ladder(8), ladder(4), ladder(64)) == ([1], [1, 4, 8], [1, 4], [1, 4, 16, 64])
+    assert (ladder(1), ladder(8), ladder(4), ladder(64)) == ([1], [1, 8], [1, 4], [1, 8, 64])
 
 
 def test_lengths_that_are_timed_have_the_shortest_and_the_longest() -> None:
@@ -120,8 +120,29 @@ def test_a_prompt_is_read_once_for_each_arm(model: str, monkeypatch: pytest.Monk
     monkeypatch.setattr("paceline.tune.step_timing.trace", watched)
     timed = time_steps(llm, [Arm(0, "plain"), Arm(0, model, 2)], asked, 2, seconds=1e9, clock=lambda: 0.0)
     assert timed.keys() == {"plain", model}
-    assert len(rows) == 1 + 2 + 2 * 2  # a warm-up, two arms with new prompts, two turns of both
-    assert [each >= 2 * 40 for each in rows] == [True] * 3 + [False] * 4
+    assert len(rows) == 1 + 2 + 2  # a warm-up, two arms with new prompts, a turn of both
+    assert [each >= 2 * 40 for each in rows] == [True] * 3 + [False] * 2
+    rows.clear()
+    again = time_again(llm, [Arm(0, "plain"), Arm(0, model, 2)], asked, 2, tokens=timed[model].tokens)
+    assert again.keys() == timed.keys()
+    assert len(rows) == 2 + 2 * 2  # both drafters once, in case prompts have left the cache, and two turns of both
+    assert not any(each >= 2 * 40 for each in rows)
+
+
+def test_predictions_beside_a_measurement_are_of_its_minutes(model: str) -> None:
+    """Steps are timed again behind each check. What was timed then counts, and what a head reads is kept."""
+    made = study(model, "ngram", asking=asking(4, drafts=(2,), batches=(1,)))
+    tune(made, Wanted(best=1), FACTS)
+    first, again = (made.known[f"steps of ngram, 1 at once{later}"] for later in ("", ", again"))
+    assert again["tables"].keys() == first["tables"].keys()
+    again["tables"]["ngram"], first["reading"]["ngram"] = [[1, 3.0]], 0.5
+    costs = made._known_costs(0)["ngram"]
+    assert (costs.seconds(1, 1), costs.reading(1)) == (3.0, 0.5)
+    del made.known["steps of ngram, 1 at once, again"]
+    assert made._known_costs(0)["ngram"].seconds(1, 1) != 3.0
+    del made.known["check of ngram =2, 1 at once"], first["tokens"]
+    made.check({1: [Arm(0, "ngram", 2)]})
+    assert "steps of ngram, 1 at once, again" not in made.known  # by an older version: its first timing stands
 
 
 def test_steps_after_new_prompts_that_take_longer_are_reading() -> None:
