@@ -126,9 +126,11 @@ def take_turn(
     number: int,
     ignore_eos: bool = False,
 ) -> Turn:
-    """Decode a batch of prompts once. `number`: of the round, part of the salt; -1 for a warm-up."""
+    """Decode a batch of prompts once. `number`: of the round, part of the salt; -1 for a warm-up.
+
+    Plain decoding and fixed drafts teach the governor nothing: the cells that it governs go as they would alone."""
     requests = requests_of(cell, prompts, tokens, number=number, ignore_eos=ignore_eos)
-    with engine.fixed_drafts() if cell.fixed else nullcontext():
+    with engine.fixed_drafts() if cell.fixed or cell.plain else nullcontext():
         return decode(engine, requests)
 
 

@@ -70,15 +70,15 @@ class Governor:
     @contextmanager
     def fixed(self) -> Iterator[None]:
         """Draft as with `fixed_draft` until the end of the block, for a measurement beside governed drafts. What the
-        governor knows of acceptance and of rests stays as it is; passes still teach it what rows cost."""
-        kept = self._config, self.truth
+        governor knows stays as it is: steps of the block say nothing of what governed ones cost, or make a second."""
+        kept = self._config, self.truth, self.cost
         self._config = replace(self._config, fixed_draft=True, max_draft_batch=None)
-        self.truth = None
+        self.truth, self.cost = None, CostModel()
         try:
             with nullcontext() if self.in_rounds is None else self.in_rounds.fixed():
                 yield
         finally:
-            self._config, self.truth = kept
+            self._config, self.truth, self.cost = kept
 
     def draft_lengths(self, sequences: Seq[Sequence], *, running: int, rows: int, alone: bool = False) -> list[int]:
         """Return the longest draft worth asking for, for each sequence, with at most `rows` tokens in all. If it is 0,

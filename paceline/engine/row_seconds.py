@@ -12,6 +12,7 @@ from bisect import bisect_left
 MAX_ROWS = 32  # rows of the largest pass in the table
 PACE_OUTLIER, RATIO_OUTLIER = 2.0, 1.25  # factors by which an error of the pace, or of a ratio, counts at most
 PACE_SHARE = 0.2  # part of an error, as an exponent, by which the pace is corrected
+TIMED_PASSES = 16  # passes in traffic that one weighs as much as that was made to be timed
 RATIO_SHARE = 0.02  # part of an error, as an exponent, by which a ratio is corrected at least; more while it is new
 
 
@@ -46,7 +47,7 @@ class RowSeconds:
         self._pace = self._pace or seconds
         ratio = seconds / self._pace
         self._ratios[rows] = min(ratio, self._ratios.get(rows, ratio))
-        self.passes[rows] = self.passes.get(rows, 0) + 1
+        self.passes[rows] = self.passes.get(rows, 0) + TIMED_PASSES
 
     def seconds(self, rows: int) -> float:
         """Return the seconds of a pass, by neighbouring numbers of rows if it was not measured."""

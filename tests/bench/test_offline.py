@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.audit.replay import Replay
 from paceline.bench.charts import charts
-from paceline.bench.offline import PARTS, Cell, Grid, Turn, Unit, measure
+from paceline.bench.offline import PARTS, Cell, Grid, Turn, Unit, measure, take_turn
 from paceline.bench.offline_record import cell_record, row, text
 from paceline.bench.workloads import BenchPrompt
 from paceline.drafters.suffix import SuffixDrafter
@@ -108,3 +108,17 @@ def test_no_round_finds_its_answer_of_an_earlier_one() -> None:
     for cell in cells[1:]:
         steps = [turn.steps for turn in unit.turns[cell]]
         assert min(steps) > 0.7 * steps[0]
+
+
+def test_plain_and_fixed_turns_teach_the_governor_nothing() -> None:
+    rig = build("toy", {"suffix": always(SuffixDrafter(load_library()))}, measure_cost=True)
+    cost = rig.engine._governor.cost
+    prompts, tokens = [BenchPrompt("a", "toy", max_tokens=12)], [prompt(6, seed=1)]
+    for cell, learns in (
+        (Cell(1, 0.0), False),
+        (Cell(1, 0.0, Speculation(drafter="suffix", max_draft=2), "suffix", fixed=True), False),
+        (Cell(1, 0.0, Speculation(), "default"), True),
+    ):
+        take_turn(rig.engine, cell, prompts, tokens, number=0, ignore_eos=True)
+        assert rig.engine._governor.cost is cost
+        assert (cost._step_seconds > 0) is learns

@@ -98,8 +98,9 @@ def test_everything_else_is_the_target_s(tiny: str) -> None:
 
 @pytest.mark.parametrize("format", ["int8", "fp32"])
 def test_the_text_is_the_target_s(tiny: str, format: str) -> None:
-    """Compiled the copy shares KV memory; in torch it has its own."""
-    llm = LLM(tiny, drafter="self:int4", format=format, threads=1, kv_memory=4 << 20)
+    """Compiled the copy shares KV memory; in torch it has its own. What drafts cost does not count: passes of so small
+    a model take any time."""
+    llm = LLM(tiny, drafter="self:int4", format=format, threads=1, kv_memory=4 << 20, measure_cost=False)
     made = llm.parts.drafters["self"]
     assert bool(made.page_bytes) == (format == "fp32")
     prompts = ["abc abc", "the quick brown"]

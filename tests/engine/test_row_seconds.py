@@ -109,3 +109,14 @@ def test_of_passes_that_were_made_to_be_timed_the_quickest_counts() -> None:
         times.time(rows, seconds)
     assert times.knows
     assert [times.seconds(rows) for rows in (1, 2)] == [2.0, 3.0]
+
+
+def test_passes_in_traffic_hardly_move_ratios_that_were_timed() -> None:
+    """The machine is a third slower when traffic begins, and first with passes over 8 rows alone."""
+    times = RowSeconds()
+    for _ in range(3):
+        for rows, seconds in ((1, 2.0), (8, 3.2)):
+            times.time(rows, seconds)
+    for rows in (8, 8, 8, 1, 1, 1):
+        times.add(rows, 1.3 * {1: 2.0, 8: 3.2}[rows])
+    assert times.seconds(8) / times.seconds(1) == pytest.approx(1.6, rel=0.03)
