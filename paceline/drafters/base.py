@@ -48,6 +48,7 @@ class Ask:
     salt: str = ""  # only requests with the same one may share what a drafter remembers
     plain_speed: float = 0.0  # tokens a second that the engine would make without drafts; 0: not measured
     plain_share: float = 1.0  # that speed, relative to the engine's speed now, by which prices are made
+    copies_only: bool = False  # draft only tokens that are looked up, and only if they surely pay for their rows
 
     def within(self, most: int) -> Ask:
         """Return this ask with `max_draft` at most `most`.
@@ -57,7 +58,8 @@ class Ask:
             return self
         prices = self.price, self.row_price, self.row_prices
         rest = self.sampler, self.rule, self.p_min, *prices, self.left, self.predicted, self.matched, self.alone
-        return Ask(self.key, self.lane, self.tokens, most, *rest, self.salt, self.plain_speed, self.plain_share)
+        speeds = self.plain_speed, self.plain_share
+        return Ask(self.key, self.lane, self.tokens, most, *rest, self.salt, *speeds, self.copies_only)
 
 
 class Ended(NamedTuple):
@@ -95,6 +97,7 @@ class Drafter(ABC):
     inline: bool = True  # every call returns in bounded time; False: run on a thread of its own, with a time limit
     ends_drafts: bool = False  # sets draft lengths itself, by `Ask.price`; False: the engine does, by past acceptance
     weighs_cost: bool = False  # decides itself whether a draft pays; True: the engine never pauses it for its cost
+    copies: bool = False  # looks tokens up, at next to no cost: may draft where drafts of a model do not pay
     needs_prediction: bool = False  # drafts only for requests with a prediction, and before their other drafter
     shares_kv: bool = False  # drafts on the target's KV memory: it must hold all committed tokens but the last one
     unfit: str | None = None  # why its drafts cannot pay here, so that it is never asked; None: they may

@@ -64,6 +64,7 @@ class Guard:
         self.hears_logits = drafter.hears_logits
         self.ends_drafts = drafter.ends_drafts
         self.weighs_cost = drafter.weighs_cost
+        self.copies = drafter.copies
         self.needs_prediction = drafter.needs_prediction
         self.listener: Listener | None = None
 

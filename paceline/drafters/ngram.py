@@ -33,6 +33,7 @@ class _History:
 class NgramDrafter(Drafter):
     name = "ngram"
     max_draft = 16
+    copies = True
 
     def __init__(self, *, min_ngram: int = 1, max_ngram: int = MAX_MATCH_TOKENS) -> None:
         if not 1 <= min_ngram <= max_ngram <= 64:

@@ -1,9 +1,10 @@
-"""Hidden states of steps in which nothing was drafted, until the drafters that read them are told.
+"""Hidden states of steps in which no head drafts, until the drafters that read them are told.
 
     memory   │ step 1: a b c │ step 2: a b c │ step 3: a b c │ ░░░░          a, b, c: one row of each sequence
 
-While too many sequences run for any to draft, nobody needs a step's states before some later step. Keeping them is one
-copy; the drafters get the states of many steps at once. Rows of a sequence are those of adjacent positions.
+While too many sequences run for a head to draft, nobody needs a step's states before some later step. Keeping them is
+one copy; the drafters get the states of many steps at once. Rows of a sequence are those of adjacent positions; rows of
+copied drafts that were rejected are among them, and nobody's.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Backlog:
         self._starts: dict[int, int] = {}  # sequence → position of its first row
 
     def add(self, works: Seq[Work], features: Tensor, *, rows: int) -> bool:
-        """Keep the first `rows` of features, of which each work has one. False: there is no room."""
+        """Keep the first `rows` of features, which are those of the works. False: there is no room."""
         first = self.used
         if first + rows > MAX_ROWS or not self._fits(features):
             return False
@@ -37,11 +38,11 @@ class Backlog:
         self.used += rows
         kept, starts = self._rows, self._starts
         for work in works:
-            key, row = work.sequence.key, first + work.first_row
+            key, final = work.sequence.key, work.final_rows(first + work.first_row)
             if key in kept:
-                kept[key].append(row)
+                kept[key] += final
             else:
-                kept[key], starts[key] = [row], work.start
+                kept[key], starts[key] = [*final], work.start
         return True
 
     def forget(self, key: int) -> None:

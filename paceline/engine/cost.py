@@ -158,20 +158,27 @@ class CostModel:
         row = self._passes.slope
         return 0.0 if row is None or not self._step_seconds else row * self._tokens / self._step_seconds
 
+    @property
+    def prices_rows(self) -> bool:
+        """True if `row_prices` are known."""
+        return self._small_passes.knows and self._step_seconds > 0
+
     def row_prices(self, sequences: int) -> tuple[float, ...]:
         """Lowest probability of being right at which the first, second … drafted token of each sequence pays for its
         row, if all sequences draft as many. (): unknown.
 
         After few passes a row's price is near the usual one, or a single slow pass would keep such rows from being
-        measured again."""
-        if not self._small_passes.knows or not self._step_seconds:
+        measured again. Where no step has shown the usual one, the passes that were timed count alone."""
+        if not self.prices_rows:
             return ()
         measured, usual = self._small_passes, self.row_price
+        doubtful = DOUBTFUL_PASSES if self.knows_rows else 0
         speed = self._tokens / self._step_seconds / sequences
         prices, less = [], measured.seconds(sequences)
         for rows in range(2 * sequences, (PRICED_TOKENS + 2) * sequences, sequences):
             passes, more = measured.passes.get(rows, 0), measured.seconds(rows)
-            price = usual + ((more - less) * speed - usual) * passes / (passes + DOUBTFUL_PASSES)
+            known = passes / (passes + doubtful) if doubtful else 1.0
+            price = usual + ((more - less) * speed - usual) * known
             prices.append(min(max(price, 0.0), MAX_ROW_PRICE))
             less = more
         return tuple(prices)

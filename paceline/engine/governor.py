@@ -5,7 +5,8 @@ machine (`engine.cost`) compared with its probability of being right. If a devic
 replace the cost model (`engine.round_governor`). Without a device, what rows of a pass cost says with how many
 sequences drafts are tried at all.
 The scheduler asks for `draft_lengths`; the engine reports acceptance to `learn` and times to `cost`.
-Above all this stands what was measured (`engine.truth`): drafting is off where it made steps slower.
+Above all this stands what was measured (`engine.truth`): drafting is off where it made steps slower. There, and where
+it is not expected to pay, drafters that look tokens up may still draft *copies*: each is weighed by what its row costs.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ PRIOR_PRICE, PRIOR_ROW_PRICE = 0.12, 0.06
 # Share of a plain pass that a second row for each sequence may cost where drafts are tried at once. About 0.6 of the
 # first tokens of drafts are right, and a head takes a quarter of a pass for them.
 MAX_DOUBLING = 0.35
+COPIED_TOKENS = 8  # tokens of the longest draft of a sequence while only copies are drafted
 NOTHING_KNOWN: KnownRounds = (), {}  # without a device no drafter rests, and no round is timed
 
 
@@ -43,7 +45,9 @@ class Terms(NamedTuple):
     off: Off | None  # why none of them drafts
     longest: int  # tokens
     ends_drafts: bool  # the drafter itself ends drafts
-    weighed: bool  # the cost model limits drafts: the times of rounds are not known
+    entry: float | None = None  # probability of being right at which a draft pays; None: the cost model does not limit
+    price: float = 0.0  # the same of one more token; unused without `entry`
+    guarded: Off | None = None  # why only copies are drafted; None: anything is
 
 
 class Governor:
@@ -63,9 +67,11 @@ class Governor:
                 rounds, max_draft=config.max_draft, weighs=self._weighs_cost, longest=self._longest
             )
         self.crowded = False  # too many sequences run in the latest step for any to draft
+        self.copies_only = False  # in the latest step only tokens are drafted that are looked up
+        self.batch = 0  # decoding sequences of the latest step
         self._over = False  # and they are more than the user lets draft
         measures = config.measure_speedup and bool(drafters or (rounds is not None and rounds.drafters))
-        self.truth = Truth(guards=self._weighs_cost, prior=self._prior) if measures else None
+        self.truth = Truth(guards=self._weighs_cost, prior=self._prior, copies=self._may_copy) if measures else None
 
     @contextmanager
     def fixed(self) -> Iterator[None]:
@@ -85,16 +91,18 @@ class Governor:
         the sequence's `off` says why, unless the step was drawn to run plain. `alone`: no prompt is read in the
         step."""
         drawn = self.truth is not None and self.truth.draws(sequences, alone=alone)
-        guarded = None
+        guarded, copies_only, self.batch = None, False, len(sequences)
         if self.truth is not None:
-            guarded = self.truth.guarded
+            guarded, copies_only = self.truth.guarded, self.truth.copies_only
         elif len(sequences) > 1:
             guarded = self._prior(len(sequences))
+            copies_only = guarded is not None
         most = self._config.max_draft_batch
         self._over = most is not None and running > most
         if self._over:
             guarded = Off(OffKind.BATCH, f"{running} sequences run, more than max_draft_batch {most}")
         self.crowded = guarded is not None
+        self.copies_only = copies_only and not self._over and self.cost.prices_rows
         if drawn:
             return [0] * len(sequences)
         # Loops instead of comprehensions, and one test instead of a call: on a CPU caches are cold after a pass.
@@ -215,6 +223,8 @@ class Governor:
             return 0
         pace = sequence.pace
         sequence.off = terms.off or self._reason_against(length, pace, length - sequence.prompt_length)
+        if terms.guarded is not None and sequence.off is None and pace.skips():
+            sequence.off = terms.guarded
         if grammar is not None and sequence.off is None:
             sequence.off = self._grammars_reason(sequence)
         if sequence.off is not None:
@@ -224,15 +234,29 @@ class Governor:
             limit = min(limit, own)
         if not terms.ends_drafts and not self._config.fixed_draft:
             limit = min(limit, pace.length)
-        affordable = self._affordable(sequence, pace) if terms.weighed else None
+        affordable = None if terms.entry is None else self._affordable(sequence, pace, terms.entry, terms.price)
+        if terms.guarded is not None and terms.entry is not None and affordable is None:
+            affordable = 1  # a probe, for which others wait
         return limit if affordable is None or (affordable and terms.ends_drafts) else min(limit, affordable)
 
     def _terms(self, drafter: str, guarded: Off | None, *, batch: int, by_cost: bool) -> Terms:
-        guard, off = self._drafters.get(drafter), guarded
+        guard, off, longest = self._drafters.get(drafter), guarded, self._longest(drafter, batch)
+        copies = self.copies_only and self._may_copy(drafter)
+        if copies:
+            off, longest = None, min(longest, COPIED_TOKENS)
         if guard is not None and guard.out is not None:
             off = Off(OffKind.DRAFTER_OUT, guard.out)
-        weighed = by_cost and self._weighs_cost and not (guard is not None and guard.weighs_cost)
-        return Terms(off, self._longest(drafter, batch), self._ends_drafts(drafter), weighed)
+        terms = Terms(off, longest, self._ends_drafts(drafter), guarded=guarded if copies else None)
+        if not by_cost or not self._weighs_cost or (guard is not None and guard.weighs_cost):
+            return terms
+        if copies:
+            price = self.cost.row_prices(batch)[0]
+            return terms._replace(entry=price, price=price)
+        return terms._replace(entry=self.cost.entry(drafter), price=self.cost.price(drafter))
+
+    def _may_copy(self, drafter: str) -> bool:
+        guard = self._drafters.get(drafter)
+        return guard is not None and guard.copies and self.weighs_rows
 
     def _forced(self, sequence: Sequence, useful: int) -> int:
         """Count the next tokens, behind all that may be in flight, that the grammar forces: they need no drafter, and
@@ -269,11 +293,9 @@ class Governor:
             self._enders[drafter] = bool(getattr(by, "ends_drafts", False))
         return self._enders[drafter]
 
-    def _affordable(self, sequence: Sequence, pace: Pace) -> int | None:
+    def _affordable(self, sequence: Sequence, pace: Pace, entry: float, price: float) -> int | None:
         """Return the longest draft that pays; None: no limit. If none pays, pause the sequence and set its `off`."""
-        drafter = sequence.drafter or ""
-        entry = self.cost.entry(drafter)
-        length = pace.affordable(entry=entry, price=self.cost.price(drafter))
+        length = pace.affordable(entry=entry, price=price)
         if length == 0:
             detail = f"paused: a drafted token was right with {pace.rate:.0%}, with {entry:.0%} it would pay"
             self._pause(sequence, Off(OffKind.WOULD_NOT_PAY, detail))

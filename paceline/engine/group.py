@@ -67,13 +67,17 @@ class Side:
 
 
 class Group:
-    def __init__(self, drafter: str, bits: int, *, guards: bool, generator: random.Random) -> None:
-        """`bits`: of the batch size less 1."""
+    def __init__(
+        self, drafter: str, bits: int, *, guards: bool, generator: random.Random, copies: bool = False
+    ) -> None:
+        """`bits`: of the batch size less 1. `copies`: one of its drafters looks tokens up."""
         self.most = 1 << bits  # sequences of its largest step
         self.speculative, self.plain = Side(self), Side(self)
         self.off: Off | None = None  # why nothing is drafted; None: the guard is not on
         self.waits = False  # nothing was measured yet, because drafts are not expected to pay
+        self.copies: Group | None = None  # those of its steps in which only copies were drafted; None: there were none
         self._drafter = drafter
+        self._bits, self._copies = bits, copies
         self._batch = batch_label(bits)
         self._guards = guards
         self._generator = generator
@@ -131,6 +135,16 @@ class Group:
         if self._rest <= 0:
             self.begin()
         return self.off
+
+    def resting(self) -> Group | None:
+        """Return the group of steps in which only copies are drafted, while this one must not draft. None: they must
+        not be drafted either, or nobody copies."""
+        if self.copies is None and self._copies:
+            name = f"{self._drafter} (copies)"
+            self.copies = Group(name, self._bits, guards=self._guards, generator=self._generator)
+        if self.copies is None or (self.copies.off is not None and self.copies.rest() is not None):
+            return None
+        return self.copies
 
     def weight(self, step: int) -> float:
         """Return the seconds of speculative steps lately, as seen from a step of this number."""

@@ -85,7 +85,8 @@ class HostDrafters:
         """Ask a drafter for a draft after the committed tokens of each work, which is as long as the step can verify
         behind what is in flight. A predicted text goes on behind an edit."""
         governor, guard = self._governor, self.guards[name]
-        row_prices = governor.row_prices(len(works)) if guard.ends_drafts else ()
+        beside = governor.batch if governor.copies_only else len(works)  # rows that the pass has anyway
+        row_prices = governor.row_prices(beside) if guard.ends_drafts else ()
         prices = governor.price(name), governor.row_price, row_prices, governor.plain_speed, governor.plain_share
         spare = SPARE_OFFERED if guard.needs_prediction and not self._waits else 0
         states = [work.sequence.in_flight for work in works]
@@ -121,6 +122,7 @@ class HostDrafters:
             matched=0 if trail is None else trail.matched,
             alone=len(sequence.drafters) == 1,
             salt=sequence.request.cache_salt,
+            copies_only=self._governor.copies_only,
         )
 
     def observe(self, works: Seq[Work]) -> None:
@@ -181,19 +183,19 @@ class HostDrafters:
             self.feed(sent, features, crowded=crowded)
 
     def feed(self, works: Seq[Work], features: Tensor, *, crowded: bool) -> None:
-        """Hand the hidden states of committed rows to the drafters that read them. While nobody drafts, keep those of
-        plain steps first, to hand them over together."""
+        """Hand the hidden states of committed rows to the drafters that read them. While no head drafts, keep those of
+        steps that only decode first, to hand them over together."""
         readers = self._readers
         reading = [work for work in works if work.sequence.key in readers and work.sequence.finish is None]
         if not reading:
             return
-        last = works[-1]
-        keeps = crowded and self._waits and last.first_row + last.rows == len(works)  # one row for each
-        if keeps and self._backlog.add(reading, features, rows=len(works)):
+        rows = works[-1].first_row + works[-1].rows
+        keeps = crowded and self._waits and rows == sum([1 + work.drafted for work in works])  # nothing of a prompt
+        if keeps and self._backlog.add(reading, features, rows=rows):
             return
         if self._backlog.used:
             self._settle()
-        if not (keeps and self._backlog.add(reading, features, rows=len(works))):
+        if not (keeps and self._backlog.add(reading, features, rows=rows)):
             seen = [Seen(work.sequence.key, work.start, work.final_rows(work.first_row)) for work in reading]
             self._tell(features, seen, crowded=crowded)
 

@@ -15,6 +15,7 @@ from paceline.types import Off, OffKind
 FIRST_DRAFT = 4  # tokens of a sequence's first draft
 DECAY = 0.8  # weight of the past at each round, for `rate`
 OTHERS_DECAY = 0.95  # weight of the past at each draft of any sequence
+MAX_SKIPS = 8  # steps without an ask between two drafts of copies that have no token
 PRIOR_RATE, PRIOR_WEIGHT = 0.7, 3.0  # acceptance assumed before any round, and the judged tokens it weighs as much as
 
 
@@ -53,6 +54,8 @@ class Pace:
     _right: float = 0.0  # recently judged tokens that were right, decayed
     _judged: float = 0.0  # all recently judged tokens, decayed
     _prior: float = PRIOR_WEIGHT  # weight of the assumed acceptance in `recent`, decayed
+    _misses: int = 0  # drafts in a row that had no token
+    _skips: int = 0  # steps that `skips` will leave out
 
     @property
     def rate(self) -> float:
@@ -66,6 +69,13 @@ class Pace:
         For rounds on a device, where all sequences pay for a draft that is wrong."""
         rate = (self._right + others.rate * self._prior) / (self._judged + self._prior)
         return self._found + others.found * self._unknown, rate
+
+    def skips(self) -> bool:
+        """Count a step, and return whether no draft is asked for in it: the longer none was found, the rarer the asks.
+
+        For batches in which only copies are drafted: asking for each sequence in each step takes up to 5 % of it."""
+        self._skips -= 1
+        return self._skips >= 0
 
     def paused(self, output_tokens: int) -> bool:
         return output_tokens < self._resume_at
@@ -91,6 +101,8 @@ class Pace:
     def learn(self, drafted: int, accepted: int, *, output_tokens: int, config: EngineConfig) -> None:
         self._found += (1 - DECAY) * ((drafted > 0) - self._found)
         self._unknown *= DECAY
+        self._misses = 0 if drafted else self._misses + 1
+        self._skips = min(self._misses, MAX_SKIPS)
         if not drafted:
             return
         self.length = min(2 * max(self.length, drafted), config.max_draft) if accepted == drafted else accepted + 2

@@ -9,6 +9,7 @@ distances. The first step of a run counts nowhere: drafts before it may still sh
 
 Everything else is the speculative side, also steps that chose to draft nothing: the question is what leaving it on
 brings. Steps are grouped by drafter and batch size (`engine.group`), and each group has a ratio and a guard.
+While a group must not draft, drafters that copy still draft what is sure; such steps are a group of their own.
 
 It never changes a text, and never draws a step with a request whose text depends on drafts. It reads no clock.
 """
@@ -31,15 +32,23 @@ SEED = 20  # of the draws: two engines with the same steps draw the same ones
 
 
 class Truth:
-    def __init__(self, *, guards: bool, prior: Callable[[int], Off | None] = lambda sequences: None) -> None:
+    def __init__(
+        self,
+        *,
+        guards: bool,
+        prior: Callable[[int], Off | None] = lambda sequences: None,
+        copies: Callable[[str], bool] = lambda drafter: False,
+    ) -> None:
         """`guards`: drafting is turned off where it makes steps slower. `prior`: why steps with so many sequences must
-        not draft before this was measured; None: they may."""
+        not draft before this was measured; None: they may. `copies`: whether a drafter looks tokens up."""
         self.guarded: Off | None = None  # why the latest step must not draft; None: it may
+        self.copies_only = False  # copies may be drafted although it must not draft
         self.side: Side | None = None  # side that the latest step counts on; None: nowhere
         self.drawn = 0  # steps that were drawn
         self.steps = 0  # steps with a drafter, drawn or not
         self._guards = guards
         self._prior = prior
+        self._copies = copies
         self._generator = random.Random(SEED)
         self._groups: dict[tuple[str, int], Group] = {}
         self._latest: Group | None = None  # group of the latest step that had a drafter; None: it must not be drawn
@@ -47,18 +56,23 @@ class Truth:
     def draws(self, sequences: Seq[Sequence], *, alone: bool) -> bool:
         """Count a step, and return whether it is drawn to run plain. `alone`: no prompt is read in it.
 
-        Sets `side` and `guarded` of the step."""
+        Sets `side`, `guarded` and `copies_only` of the step."""
         self.guarded = self.side = None
         group = self._group_of(sequences)
         if group is None:
             self.guarded = self._prior(len(sequences))
+            self.copies_only = self.guarded is not None
             return False
         self.steps += 1
         if group.waits and self.steps % PRIOR_STEPS == 0 and self._prior(group.most) is None:
             group.begin()
         if group.off is not None:
             self.guarded = group.rest()
-            return False
+            if self.guarded is None or (group := group.resting()) is None:
+                self.copies_only = False
+                return False
+            self._latest = group
+        self.copies_only = self.guarded is not None
         if not alone:
             return False
         place = group.draw(self.steps)
@@ -77,11 +91,14 @@ class Truth:
         names.discard("")
         if not names:
             return None
-        name = names.pop() if len(names) == 1 else " and ".join(sorted(names))
+        name = " and ".join(sorted(names))
         key = name, (len(sequences) - 1).bit_length()
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = Group(name, key[1], guards=self._guards, generator=self._generator)
+            copies = any(self._copies(drafter) for each in names for drafter in each.split("+"))
+            group = self._groups[key] = Group(
+                name, key[1], guards=self._guards, generator=self._generator, copies=copies
+            )
             if (off := self._prior(group.most)) is not None:
                 group.wait(off)
         self._latest = group
@@ -105,13 +122,17 @@ class Truth:
         self._latest = None
 
     def measurement(self) -> Measurement:
-        groups = tuple(group.state for group in self._groups.values())
+        groups = tuple(group.state for group in self._all())
         return Measurement(speedup=self.overall(), groups=groups, steps=self.steps, drawn=self.drawn)
+
+    def _all(self) -> list[Group]:
+        groups = self._groups.values()
+        return [*groups, *(group.copies for group in groups if group.copies is not None)]
 
     def overall(self) -> Speedup | None:
         """Return the speed-up over all groups in which drafting is on, weighted by the time that each took lately: what
         a group made in T seconds would have taken ratio · T seconds plainly."""
-        known = [(g.weight(self.steps), g.state.speedup) for g in self._groups.values() if g.off is None]
+        known = [(g.weight(self.steps), g.state.speedup) for g in self._all() if g.off is None]
         pairs = [(weight, found) for weight, found in known if found is not None and weight > 0]
         total = sum(weight for weight, _ in pairs)
         if not total:

@@ -60,6 +60,10 @@ class Known(FeatureDrafter):
         return page == 7
 
 
+class Copying(Known):
+    copies = True
+
+
 class Raising(Known):
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         raise RuntimeError("no")
@@ -285,3 +289,27 @@ def test_drafts_for_several_sequences_cost_what_they_take_together() -> None:
     for _ in range(10):
         drafter.propose(four[:1])
     assert head.calls < calls + 10
+
+
+# ── copies alone ──
+
+
+def test_only_members_that_copy_are_asked_where_nothing_else_may_be_drafted() -> None:
+    copying, computing = (
+        Copying("suffix", Draft((5,), confidence=(0.9,))),
+        Known("head", Draft((6,), confidence=(0.9,))),
+    )
+    both = portfolio(copying, computing)
+    assert both.copies
+    (draft,) = both.propose([ask(row_price=0.4, copies_only=True)])
+    assert (draft.tokens, copying.calls, computing.calls) == ((5,), 1, 0)
+    assert not portfolio(computing).copies
+
+
+@pytest.mark.parametrize(("price", "tokens"), [(0.79, (5,)), (0.81, ())])
+def test_copies_that_gain_little_are_left_out(price: float, tokens: tuple[int, ...]) -> None:
+    drafter = portfolio(Copying("suffix", Draft((5,), confidence=(0.9,))))
+    (draft,) = drafter.propose([ask(row_price=price, copies_only=True)])
+    assert draft.tokens == tokens
+    (draft,) = drafter.propose([ask(row_price=price)])
+    assert draft.tokens == (5,)

@@ -57,6 +57,16 @@ def test_prompt_and_output() -> None:
     assert chain(drafter, [1, 2, 3, 4, 5, 9, 1, 2, 7, 7, 3, 4], longest=2) == (5, 9)
 
 
+def test_copies_that_gain_little_are_left_out() -> None:
+    drafter, text = drafter_of(), [1, 2, 3, 4, 5, 9, 1, 2]
+    (draft,) = drafter.propose([ask(text, row_price=0.3, row_prices=(0.3,), longest=1)])
+    assert draft.confidence is not None
+    most = draft.confidence[0] - 0.1
+    for price, tokens in ((most - 0.01, (3,)), (most + 0.01, ())):
+        (draft,) = drafter.propose([ask(text, row_price=price, row_prices=(price,), longest=1, copies_only=True)])
+        assert draft.tokens == tokens
+
+
 def test_a_past_answer() -> None:
     assert chain(drafter_of(), [50, 11, 12]) == ()
     assert chain(drafter_of([10, 11, 12, 13, 14, 15]), [50, 11, 12], longest=2) == (13, 14)

@@ -22,7 +22,7 @@ from paceline.draft import Draft
 from paceline.drafters.base import Ask, Ended, FeatureDrafter, Seen, Verified
 from paceline.drafters.guard import Guard
 from paceline.drafters.options import parse_options
-from paceline.drafters.paying import row_prices
+from paceline.drafters.paying import gain_of, row_prices
 from paceline.drafters.portfolio.member import Experience, Member
 from paceline.drafters.portfolio.tree import NOTHING_COMPUTED, Union
 from paceline.drafters.recipe import BuildContext, Recipe
@@ -65,6 +65,7 @@ class PortfolioDrafter(FeatureDrafter):
         self.members = [Member(guard, clock=clock) for guard in guards]
         self.max_draft = max(guard.max_draft for guard in guards)
         self.shares_kv = any(guard.shares_kv for guard in guards)
+        self.copies = any(guard.copies for guard in guards)
         self._hearers = [guard for guard in guards if guard.hears_logits]
         self.hears_logits = bool(self._hearers)
         self.taps = sorted({tap for guard in guards for tap in guard.taps})
@@ -98,7 +99,7 @@ class PortfolioDrafter(FeatureDrafter):
 
     def _choose(self, place: int, member: Member, asks: Sequence[Ask], unions: Sequence[Union]) -> list[int]:
         """Return the places of the asks for which a member is asked."""
-        if member.guard.out is not None:
+        if member.guard.out is not None or (asks[0].copies_only and not member.guard.copies):
             return []
         able = [(i, self._texts[ask.key].with_members[place]) for i, ask in enumerate(asks) if not unions[i].complete]
         able = [(i, own) for i, own in able if not own.lost]
@@ -124,11 +125,10 @@ class PortfolioDrafter(FeatureDrafter):
             if union.tokens and not ask.sampler.greedy:
                 union.clear()
             union.add(draft, confidence, member.name)
-            rows = len(confidence)
             # Whether a member pays is a question of plain speed: of the time that its draft takes, rows included.
-            gain = sum(confidence) - ask.plain_share * (sum(prices[:rows]) + max(rows - len(prices), 0) * prices[-1])
+            gain = gain_of(confidence, prices, share=ask.plain_share)
         member.learn_gain(gain, own)
-        nodes = union.choose(prices, limit=ask.max_draft, floor=ask.p_min or 0.0)
+        nodes = union.choose(prices, limit=ask.max_draft, floor=ask.p_min or 0.0, sure=ask.copies_only)
         if draft.probs is not None:
             union.complete = True
             return Draft(draft.tokens, draft.parents, draft.probs, passes=union.passes, by=member.name)

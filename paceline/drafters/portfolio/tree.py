@@ -76,9 +76,9 @@ class Union:
             merged.append(chance * merged[parent] if parent >= 0 else chance)
         self.confidence = merged
 
-    def choose(self, prices: Sequence[float], *, limit: int, floor: float) -> list[int]:
+    def choose(self, prices: Sequence[float], *, limit: int, floor: float, sure: bool = False) -> list[int]:
         """Return the nodes to draft, the most likely first, and set `gain`, as `paying` does."""
-        nodes, self.gain = paying(self.confidence, prices, limit=limit, floor=floor)
+        nodes, self.gain = paying(self.confidence, prices, limit=limit, floor=floor, sure=sure)
         return nodes
 
     def draft(self, nodes: list[int]) -> Draft:

@@ -15,6 +15,7 @@ import numpy as np
 from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask, Drafter, Ended
 from paceline.drafters.options import parse_options
+from paceline.drafters.paying import SURE_GAIN, gain_of
 from paceline.drafters.recipe import BuildContext, Recipe
 from paceline.drafters.suffix.corpus import index_corpus
 from paceline.drafters.suffix.past import PastAnswers
@@ -49,6 +50,7 @@ class SuffixDrafter(Drafter):
     max_draft = 64
     ends_drafts = True
     weighs_cost = True
+    copies = True
 
     def __init__(
         self,
@@ -75,18 +77,19 @@ class SuffixDrafter(Drafter):
     def _draft(self, ask: Ask) -> Draft:
         text = self._texts[ask.key]
         length, trust = len(ask.tokens), text.trust.factor(self._trust)
+        # The last known row may be the first of a block that the kernels compute: later rows have the usual price.
+        prices = (*ask.row_prices, ask.row_price) if ask.row_prices else (ask.price,)
         made = self._drafting.draft(
             [text.own, *self.past.sources(ask.salt), *self._corpus],
             ask.tokens,
             unread=length - text.read,
             longest=ask.max_draft,
-            # The last known row may be the first of a block that the kernels compute: later rows have the usual price.
-            prices=(*ask.row_prices, ask.row_price) if ask.row_prices else (ask.price,),
+            prices=prices,
             trust=trust,
             min_confidence=MIN_CONFIDENCE if ask.p_min is None else ask.p_min,
         )
         text.read = length
-        if not made.tokens:
+        if not made.tokens or (ask.copies_only and gain_of(made.confidence, prices) < SURE_GAIN):
             return EMPTY
         text.drafts[length] = made, trust
         if len(text.drafts) > MAX_UNOBSERVED:  # drafts that were dropped are never observed
