@@ -86,7 +86,8 @@ class SuffixDrafter(Drafter):
             longest=ask.max_draft,
             prices=prices,
             trust=trust,
-            min_confidence=MIN_CONFIDENCE if ask.p_min is None else ask.p_min,
+            # Tokens are found in the order of their confidence: behind one that is below every price none pays.
+            min_confidence=max(min(prices), MIN_CONFIDENCE if ask.p_min is None else ask.p_min),
         )
         text.read = length
         if not made.tokens or (ask.copies_only and gain_of(made.confidence, prices) < SURE_GAIN):
