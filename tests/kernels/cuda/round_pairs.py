@@ -14,6 +14,7 @@ from paceline.drafters.eagle.on_device import drafter_of_head
 from paceline.drafters.medusa import MedusaOnDevice
 from paceline.drafters.model import ModelOnDevice
 from paceline.drafters.ngram import LookupOnDevice
+from paceline.kernels.quant import values_of
 from paceline.runner.forwards.cuda import CudaDecoder, CudaForward, new_kv
 from paceline.runner.forwards.torch import TorchForward
 from paceline.runner.heads.block import TorchBlock
@@ -65,6 +66,8 @@ def heads(
 
 def blocks(target: CudaForward, oracle: TorchForward, **options: Any) -> tuple[DeviceDrafter, DeviceDrafter]:
     made = random_block(PLAIN, taps=TAPS, draft_vocab=60, **options)
+    strong = {name: 6 * values_of(weight) for name, weight in made.weights.items() if name.startswith("markov")}
+    made = replace(made, weights={**made.weights, **strong})  # so that drafts depend on the token before
     block = CudaBlock(replace(made, weights=dict(made.weights)), target.decoder, max_context=64)
     block.new_kv(PAGES, seats=LANES)
     other = TorchBlock(made, oracle, num_pages=PAGES + 1)  # with a page for padding, as a device has one

@@ -21,6 +21,7 @@ from paceline.runner.heads.cuda_block import CudaBlock, check_on_cuda
 from paceline.runner.heads.protocol import Anchor
 from paceline.runner.rounds.device_state import DeviceState
 from tests.block_heads import random_block
+from tests.kernels.cuda.round_pairs import forward
 from tests.kernels.cuda.test_heads import compare
 from tests.kernels.tiny_forward import rows_of
 from tests.tiny_models import TARGET, VOCAB, cuda_forward
@@ -144,6 +145,16 @@ def test_a_block_writes_nothing_that_has_been_read() -> None:
         changed = (old != new).any(dim=(0, 2, 4)).nonzero().tolist()  # of [layers, pages, heads, places, dimensions]
         assert changed
         assert {(page, place) for page, place in changed} <= free
+
+
+def test_rows_that_see_later_ones_keep_their_positions(device: torch.device) -> None:
+    """The last row sees the same either way, also where no norm keeps attention from rotating by itself."""
+    target = forward(device)
+    rows = target._placed(rows_of(([3, 9, 4, 1, 5], 0, 5, [0])))
+    alone = target.decoder.hidden(rows, target.kv).clone()
+    together = target.decoder.hidden(replace(rows, lasts=torch.full_like(rows.positions, 4)), target.kv)
+    assert torch.equal(together[4], alone[4])
+    assert not torch.equal(together[0], alone[0])
 
 
 def test_padding_of_what_is_read_meets_no_block() -> None:
