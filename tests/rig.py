@@ -9,6 +9,7 @@ from typing import Any
 from paceline.config import EngineConfig
 from paceline.drafters.base import Drafter
 from paceline.drafters.block import BlockDrafter
+from paceline.drafters.block.on_device import BlockOnDevice
 from paceline.drafters.bridge import BridgedDrafter
 from paceline.drafters.eagle.drafter import EagleDrafter
 from paceline.drafters.eagle.on_device import drafter_of_head
@@ -30,6 +31,7 @@ from paceline.kernels.cpu.build import load_library
 from paceline.kernels.quant import GROUP, quantise
 from paceline.kv.cache import KVCache
 from paceline.models.block_config import Markov
+from paceline.models.block_heads import BlockHead
 from paceline.models.heads import EagleHead
 from paceline.runner.forwards.compiled import CompiledForward
 from paceline.runner.forwards.decoder_pack import pack_decoder
@@ -46,7 +48,7 @@ from paceline.text.tokenizer import Tokenizer
 from tests.block_heads import random_block
 from tests.heads import random_eagle, random_medusa
 from tests.other_vocabularies import Other, bridge_to, one_in_common, permuted, removed, sentencepiece_like
-from tests.tiny_models import BAD, CONTEXT, NOISY, ON_GPU, TARGET, VOCAB, Model, cuda_forward, cuda_head
+from tests.tiny_models import BAD, CONTEXT, NOISY, ON_GPU, TARGET, VOCAB, Model, cuda_block, cuda_forward, cuda_head
 from tests.toy import ToyForward
 from tests.watched_rounds import WatchedRounds
 
@@ -191,14 +193,26 @@ class BlockMade:
     network: str = "DFlash"  # a key of BLOCKS
     min_confidence: float | None = 0.0
     taps: tuple[int, ...] = (0, 1, 3)
+    name: str = "block"
+
+    @property
+    def head(self) -> BlockHead:
+        return random_block(TARGET.config, taps=self.taps, **BLOCKS[self.network])
+
+    def on_device(self, target: Forward, backend: str) -> DeviceDrafter:
+        made = self.head
+        sizes = {"taps": self.taps, "max_draft": made.config.longest, "min_confidence": self.min_confidence}
+        if backend == "cuda":
+            return BlockOnDevice(cuda_block(made, target), **sizes)
+        return BlockOnDevice(TorchBlock(made, target, num_pages=target.kv.num_pages), **sizes)
 
     def __call__(self, context: BuildContext, backend: str) -> Drafter:
-        head = random_block(TARGET.config, taps=self.taps, **BLOCKS[self.network])
+        config = self.head.config
         return BlockDrafter(
-            TorchBlock(head, context.target, num_pages=context.pool.num_pages),
+            TorchBlock(self.head, context.target, num_pages=context.pool.num_pages),
             taps=self.taps,
-            width=head.config.width,
-            max_draft=head.config.longest,
+            width=config.width,
+            max_draft=config.longest,
             lanes=context.lanes,
             pool=context.pool,
             vocab_size=context.vocab_size,
@@ -323,11 +337,11 @@ class Itself:
         return copy
 
 
-DeviceRig = Model | Itself | EagleMade | MedusaMade | DeviceDrafter
+DeviceRig = Model | Itself | EagleMade | BlockMade | MedusaMade | DeviceDrafter
 
 # The same drafters, run by a device; and those that only a device can run, where the backend can.
 SELF = {"self": Itself()}
-DEVICE_RIGS: Mapping[str, Model | LookupOnDevice | EagleMade | MedusaMade] = {
+DEVICE_RIGS: Mapping[str, Model | LookupOnDevice | EagleMade | BlockMade | MedusaMade] = {
     "ngram": LookupOnDevice(),
     "ngram-1": LookupOnDevice(min_ngram=1, max_ngram=2),
     "good": TARGET,
@@ -345,6 +359,8 @@ DEVICE_RIGS: Mapping[str, Model | LookupOnDevice | EagleMade | MedusaMade] = {
     "eagle-parallel": EagleMade(network="P-EAGLE"),
     "eagle-1": EagleMade(taps=(2,), branches=2, network="EAGLE-1"),
     "mtp": EagleMade(taps=(2,), branches=2, network="MTP"),
+    "block": BlockMade(),
+    "block-markov": BlockMade("DSpark", min_confidence=0.02),
     "medusa": MedusaMade(),
 }
 
@@ -363,7 +379,7 @@ class Rig:
 def _device_drafter(by: DeviceRig, backend: str, target: Forward) -> DeviceDrafter:
     if isinstance(by, Itself):
         return ModelOnDevice(by.forward(target), shares_kv=True)
-    if isinstance(by, (EagleMade, MedusaMade)):
+    if isinstance(by, (EagleMade, BlockMade, MedusaMade)):
         return by.on_device(target, backend)
     if isinstance(by, Model):
         return ModelOnDevice(by.forward(backend, num_pages=target.kv.num_pages))

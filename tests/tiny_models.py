@@ -12,6 +12,7 @@ import torch
 
 from paceline.kernels.base import Forward
 from paceline.kernels.quant import quantise
+from paceline.models.block_heads import BlockHead
 from paceline.models.config import ModelConfig
 from paceline.models.heads import EagleHead
 from paceline.models.tensor_names import expected_shapes
@@ -24,6 +25,7 @@ BACKENDS = ("toy", "compiled", "eager")
 ON_GPU = "PACELINE_GPU" in os.environ
 VOCAB = 97
 CONTEXT = 160
+MOST_SEATS = 32  # sequences of an engine under test
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,15 @@ def cuda_head(head: EagleHead, target: Any) -> Any:
 
     made = CudaHead(replace(head, weights=dict(head.weights)), target.decoder, max_context=CONTEXT + 32)
     made.new_kv(target.kv.num_pages)
+    return made
+
+
+def cuda_block(head: BlockHead, target: Any) -> Any:
+    """A block drafter on the kernels for GPUs, beside a target of `cuda_forward`."""
+    from paceline.runner.heads.cuda_block import CudaBlock
+
+    made = CudaBlock(replace(head, weights=dict(head.weights)), target.decoder, max_context=CONTEXT + 32)
+    made.new_kv(target.kv.num_pages, seats=MOST_SEATS)
     return made
 
 

@@ -72,7 +72,7 @@ REGISTRY: dict[str, DrafterKind] = {
     suffix.SuffixDrafter.name: DrafterKind(suffix.recipe, on_gpu="host", reads_corpus=True),
     model.ModelDrafter.name: DrafterKind(model.recipe, on_gpu="device", computes=True),
     eagle.EagleDrafter.name: DrafterKind(_head, on_gpu="device", computes=True),
-    block.BlockDrafter.name: DrafterKind(block.recipe, computes=True),
+    block.BlockDrafter.name: DrafterKind(block.recipe, on_gpu="device", computes=True),
     mtp.NAME: DrafterKind(mtp.recipe, on_gpu="device", computes=True),
     medusa.MedusaDrafter.name: DrafterKind(medusa.recipe, on_gpu="device", computes=True),
     prediction.PredictionDrafter.name: DrafterKind(prediction.recipe, on_gpu="device"),

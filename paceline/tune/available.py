@@ -93,7 +93,7 @@ def _problem(made: Recipe, target: ReadyModel, device: str) -> str | None:
     sizes = [sum(part.parameters for part in model.parts) for model in (made.model, target) if model is not None]
     if len(sizes) == 2 and sizes[0] >= sizes[1]:
         return f"it has {sizes[0] / 1e6:.0f} M parameters, the target {sizes[1] / 1e6:.0f} M: it can only lose"
-    if device != "cpu" and made.on_device is None:
+    if device != "cpu" and made.model is not None and made.on_device is None:
         return "it has another vocabulary than the target, and drafts over a bridge run on a CPU only"
     return None
 

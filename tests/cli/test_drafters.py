@@ -172,3 +172,5 @@ def test_another_vocabulary_is_named(tiny: str, tmp_path: Path, monkeypatch: pyt
     small: Any = SimpleNamespace(model=SimpleNamespace(parts=[]), on_device=None)
     assert "run on a CPU only" in str(module._problem(small, sizes, "cuda"))
     assert module._problem(small, sizes, "cpu") is None
+    head: Any = SimpleNamespace(model=None, on_device=None)  # its recipe is that beside a CPU: only headers are read
+    assert module._problem(head, sizes, "cuda") is None

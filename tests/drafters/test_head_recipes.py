@@ -6,6 +6,8 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,13 +22,22 @@ from paceline.llm import LLM
 from paceline.models.load import open_model
 from paceline.models.resolve import KNOWN
 from paceline.models.weights import Format
+from paceline.runner.lanes import Lanes
 from paceline.runner.loading.models import ReadyModel, read_model
+from paceline.runner.rounds.protocol import Seat
+from paceline.runner.rounds.traits import SPARE_STATES
 from paceline.types import OFF, SamplingParams, Speculation
+from tests.block_heads import LAYOUTS
 from tests.cli.tiny_model import write_model
 from tests.heads import eagle_tensors, eagle_values, medusa_tensors, random_eagle, random_medusa, write_head
 
 OPTIONS = {"max_context": 128, "max_sequences": 2, "kv_memory": 1 << 22, "measure_cost": False, "device": "cpu"}
 PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+BLOCKS = {  # names of directories → layouts of tests/block_heads.py
+    "block": "dspark",
+    "block-2": "dflash2",
+    "block-windows": "dflash, windows both ways",
+}
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +49,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     config = open_model(str(target)).config
     eagle, medusa = random_eagle(config, draft_vocab=60), random_medusa(config)
     write_head(folder / "eagle", eagle_values(eagle), eagle_tensors(eagle))
+    for name, layout in BLOCKS.items():
+        LAYOUTS[layout].write(folder / name, vocab=config.vocab_size)
     write_head(folder / "medusa", {"medusa_num_heads": 3}, medusa_tensors(medusa))
-    return {name: str(folder / name) for name in ("target", "eagle", "medusa")}
+    return {name: str(folder / name) for name in ("target", "eagle", "medusa", *BLOCKS)}
 
 
 @pytest.mark.parametrize("format", ["int8", "fp32"])
@@ -162,3 +175,38 @@ def test_a_head_for_another_target_is_refused_beside_a_gpu(
     path = write_head(tmp_path / "wide", eagle_values(wide), eagle_tensors(wide))
     with pytest.raises(InvalidRequest, match="a head for hidden states of size 96, the target's have"):
         registry.recipe(f"eagle:{path}", beside)
+
+
+@pytest.mark.parametrize("kind", ["block", "eagle"])
+def test_a_block_drafter_beside_a_target_on_a_gpu(kind: str, folders: dict[str, str], beside: ReadyModel) -> None:
+    """Each sequence has a page for its block, behind the pages of the target, and the states that are not read yet."""
+    made = registry.recipe(f"{kind}:{folders['block']},max_draft=3,min_confidence=0.1", beside)
+    lanes = Lanes(count=5, max_context=32, max_draft=3)
+    context: Any = SimpleNamespace(pool=SimpleNamespace(num_pages=6), lanes=lanes)
+    assert made.build(context) is None
+    assert made.on_device is not None
+    drafter: Any = made.on_device(None, SimpleNamespace())
+    layers = beside.model.config
+    assert (made.name, made.taps, made.vocabulary) == ("block", (), layers.vocab_size)
+    assert (drafter.max_draft, drafter.threshold(Seat(0, 3))) == (3, 0.1)
+    assert drafter.head.kv.num_pages == 6 + 1 + 5
+    assert made.page_bytes == 16 * 2 * 2 * layers.num_kv_heads * layers.head_dim * 2
+    assert made.lane_bytes == (1 + 3 + SPARE_STATES) * 3 * layers.hidden_size * 4 + made.page_bytes
+    assert "a DSpark block drafter" in made.how
+    assert "bfloat16" in made.how
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "error", "message"),
+    [
+        ("block", ",max_draft=6", InvalidRequest, "max_draft 6 must be 1 to 5, the tokens of one block"),
+        ("block", ",min_confidence=2", InvalidRequest, "min_confidence 2.0 must be in"),
+        ("block-2", "", UnsupportedModel, r"convolutions .*DFlash2.*, which run on a CPU only"),
+        ("block-windows", "", UnsupportedModel, "layers with a window whose rows see later ones, which run on a CPU"),
+    ],
+)
+def test_block_drafters_that_are_refused_beside_a_gpu(
+    name: str, option: str, error: type[Exception], message: str, folders: dict[str, str], beside: ReadyModel
+) -> None:
+    with pytest.raises(error, match=message):
+        registry.recipe(f"block:{folders[name]}{option}", beside)

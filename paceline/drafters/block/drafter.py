@@ -13,6 +13,7 @@ from torch import Tensor
 from paceline.draft import Draft
 from paceline.drafters.base import Ask, Drafter
 from paceline.drafters.block.drafting import BlockDrafting
+from paceline.drafters.block.on_device import on_gpu
 from paceline.drafters.eagle.drafting import Draws
 from paceline.drafters.eagle.head_drafter import STATE_BYTES, HeadDrafter
 from paceline.drafters.eagle.reading import HeadReading
@@ -69,11 +70,6 @@ class BlockDrafter(HeadDrafter):
 def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
     name, _, rest = options.partition(",")
     given = parse_options(BlockDrafter.name, rest, {"max_draft": int, "min_confidence": float})
-    if target.device != "cpu":
-        raise InvalidRequest(
-            f"the block drafter {name!r:.200} runs on a CPU only: rounds on a GPU have no pass over a block; take an "
-            "EAGLE head or another drafter, or --device cpu"
-        )
     ready = read_block(head_directory(name), target)
     config = ready.head.config
     longest = given.pop("max_draft", config.longest)
@@ -81,6 +77,9 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
         raise InvalidRequest(
             f"max_draft {longest} must be 1 to {config.longest}, the tokens of one block of {name:.200}"
         )
+
+    if target.decoder is not None:
+        return on_gpu(BlockDrafter.name, ready, target, {"max_draft": longest, **given})
 
     def build(context: BuildContext) -> Drafter:
         return BlockDrafter(

@@ -65,10 +65,7 @@ class EagleOnDevice:
         self._min_confidence = min_confidence
 
     def threshold(self, seat: Seat) -> float:
-        given = self._min_confidence if seat.p_min is None else seat.p_min
-        if given is not None:
-            return given
-        return seat.price if self.tree else seat.price / DOUBTFUL_CONFIDENCE
+        return least_confidence(seat, self._min_confidence, tree=self.tree)
 
     def draft(self, round: DraftingRound) -> None:
         if self.tree:
@@ -123,6 +120,15 @@ def drafter_of_head(head: Head, taps: Sequence[int], options: Mapping[str, Any])
         return EagleOnDevice(head, taps=taps, **options)
     trees = EagleOnDevice(head, taps=taps, branches=BRANCHES, **options)
     return EagleBySeats(EagleOnDevice(head, taps=taps, **options), trees)
+
+
+def least_confidence(seat: Seat, given: float | None, *, tree: bool = False) -> float:
+    """Return the confidence below which a draft ends: of the request, else the one `given` for the drafter, else that
+    at which one more token does not pay."""
+    given = given if seat.p_min is None else seat.p_min
+    if given is not None:
+        return given
+    return seat.price if tree else seat.price / DOUBTFUL_CONFIDENCE
 
 
 def _longest(branches: int) -> int:

@@ -240,7 +240,7 @@ class CudaDecoder:
             kv,
             index,
             row_starts=rows.row_starts,
-            positions=rows.positions,
+            positions=rows.positions if rows.lasts is None else rows.lasts,
             page_table=rows.page_table,
             lanes=rows.lanes,
             bases=rows.bases,
@@ -259,9 +259,10 @@ class CudaDecoder:
         return out
 
     def _turns(self, layer: CudaLayer, rows: DeviceBatch) -> bool:
-        """Return True if attention itself rotates: queries are not normed, and a block has all rows of a sequence."""
+        """Return True if attention itself rotates: queries are not normed, rows end at their own positions, and a block
+        has all rows of a sequence."""
         group = self.config.num_heads // self.config.num_kv_heads
-        return layer.q_norm is None and rows.max_rows <= block_for(group, rows.max_rows) // group
+        return layer.q_norm is None and rows.lasts is None and rows.max_rows <= block_for(group, rows.max_rows) // group
 
     def _rotate(self, index: int, layer: CudaLayer, qkv: Tensor, rows: DeviceBatch, kv: CudaKV) -> Tensor:
         """Store keys and values of the rows; return their queries [rows, heads, head_dim]."""
@@ -318,17 +319,17 @@ class CudaDecoder:
         return sizes[-1][:rows]
 
     def _assemble(self, packer: Packer, max_context: int) -> None:
-        config = self.config
-        ropes: dict[object, tuple[Tensor, Tensor]] = {}
+        self.embedding = packer.matrix("embed")
+        self.layers = self._packed_layers(packer, max_context)
+        self.norm = packer.vector("norm")
+        self.head = self.embedding if self.config.tied_head else packer.matrix("head")
+
+    def _packed_layers(self, packer: Packer, max_context: int) -> list[CudaLayer]:
+        config, ropes = self.config, dict[object, tuple[Tensor, Tensor]]()
         for key in dict.fromkeys(layer_rope(config, index) for index in range(config.num_layers)):
             cos, sin = rope_tables(config, *key, max_context + 1)
             ropes[key] = cos.to(self.device), sin.to(self.device)
-        self.embedding = packer.matrix("embed")
-        self.layers = [
-            packer.layer(config, index, *ropes[layer_rope(config, index)]) for index in range(config.num_layers)
-        ]
-        self.norm = packer.vector("norm")
-        self.head = self.embedding if config.tied_head else packer.matrix("head")
+        return [packer.layer(config, index, *ropes[layer_rope(config, index)]) for index in range(config.num_layers)]
 
 
 class CudaForward:

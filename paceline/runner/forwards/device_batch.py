@@ -26,6 +26,7 @@ class DeviceBatch:
     tails: Tensor | None = None  # int32 [rows, depth], see Batch
     leads: Tensor | None = None  # int32 [rows], see kernels/tree_reference.py
     logit_rows: Tensor | None = None  # int64 [outs]
+    lasts: Tensor | None = None  # int32 [rows] last position that each row attends to; None: its own
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ confidence = σ(proj [h; e]), or σ(proj h): how likely the row's token is accep
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paceline.kernels.quant import Weight
 from paceline.kernels.reference import embed, linear
-from paceline.models.block_config import BlockConfig
+from paceline.models.block_config import BlockConfig, MarkovKind
 
 
 class Factors(Protocol):
@@ -41,6 +41,19 @@ class TorchFactors:
 
     def bias(self, factor: Tensor) -> Tensor:
         return linear(factor, self._weights["markov.after"]).float()
+
+
+def next_factor(
+    kind: MarkovKind, memory: Tensor, embedded: Tensor, states: Tensor, product: Callable[[str, Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Compute the input [rows, rank] of the bias, and the next memory of an rnn, from the rows' own `states` and the
+    factors of the tokens before, `embedded`. `product`: of the matrix gate or joint with an input."""
+    if kind == "vanilla":
+        return embedded, memory
+    if kind == "gated":
+        return product("gate", torch.cat([states, embedded], dim=1)).sigmoid() * embedded, memory
+    gate, candidate, out = product("joint", torch.cat([memory, embedded, states], dim=1)).chunk(3, dim=1)
+    return out.tanh(), gate.sigmoid() * memory + (1 - gate.sigmoid()) * candidate.tanh()
 
 
 class MarkovRows:
@@ -81,15 +94,14 @@ class MarkovRows:
     def _factor(self, row: int, embedded: Tensor) -> Tensor:
         """Return the input [1, rank] of the bias. The rnn moves on: rows are asked for once, in order."""
         assert self._config.markov is not None, "no markov head"
-        state = self._states[row : row + 1]
-        if self._config.markov.kind == "vanilla":
-            return embedded
-        if self._config.markov.kind == "gated":
-            return self._product("markov.gate", torch.cat([state, embedded], dim=1)).sigmoid() * embedded
-        joint = self._product("markov.joint", torch.cat([self._memory, embedded, state], dim=1))
-        gate, candidate, out = joint.chunk(3, dim=1)
-        self._memory = gate.sigmoid() * self._memory + (1 - gate.sigmoid()) * candidate.tanh()
-        return out.tanh()
+        factor, self._memory = next_factor(
+            self._config.markov.kind,
+            self._memory,
+            embedded,
+            self._states[row : row + 1],
+            lambda name, x: self._product(f"markov.{name}", x),
+        )
+        return factor
 
     def _product(self, name: str, x: Tensor) -> Tensor:
         bias = self._weights.get(f"{name}.bias")

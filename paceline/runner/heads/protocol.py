@@ -29,14 +29,19 @@ class StateReader(Protocol):
         """Read the hidden states [rows, taps * hidden] of the rows of a batch."""
 
 
-class Head(Protocol):
-    """An EAGLE head, whoever runs its passes."""
+class ReadingHead(Protocol):
+    """A head with KV memory of its own, into which it reads the target's hidden states, whoever runs its passes."""
 
     ids: Tensor  # int32 [draft vocabulary]: the target's token for each output
-    mask: MaskRow | None  # input of drafted positions in P-EAGLE; None: they continue from those before
 
     @property
     def kv(self) -> KVMemory: ...
+
+
+class Head(ReadingHead, Protocol):
+    """An EAGLE head."""
+
+    mask: MaskRow | None  # input of drafted positions in P-EAGLE; None: they continue from those before
 
 
 class Outputs(Protocol):

@@ -1,4 +1,4 @@
-"""Load block drafters from their directories to run beside a target on a CPU: compiled, or in torch."""
+"""Load block drafters from their directories to run beside a target: on a CPU compiled or in torch, or on a GPU."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,7 +21,12 @@ from paceline.runner.heads.block import TorchBlock
 from paceline.runner.heads.compiled_block import CompiledBlock
 from paceline.runner.heads.protocol import BlockForward
 from paceline.runner.loading.heads import context_note, output_bytes
+from paceline.runner.loading.memory import memory_for
 from paceline.runner.loading.models import ReadyModel
+
+if TYPE_CHECKING:
+    from paceline.runner.forwards.cuda import CudaDecoder
+    from paceline.runner.heads.cuda_block import CudaBlock
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +39,7 @@ class ReadyBlock:
     read: Callable[[], BlockHead]  # reads it
     compiled: bool
     shared_bytes: int  # bytes of the target's output layer, where the drafter uses it
+    dtype: torch.dtype = torch.float32  # type of activations, keys and values; unused if compiled
     note: str = ""  # what users should know about how it runs
 
     @property
@@ -41,7 +48,7 @@ class ReadyBlock:
         size = f"{self.head.parameters / 1e6:.1f} M parameters, {config.draft_vocab_size} tokens"
         flags = "".join(f", {flag}" for flag in config.flags)
         states = f"hidden states {', '.join(map(str, config.taps))}"
-        how = "compiled" if self.compiled else "torch, float32"
+        how = "compiled" if self.compiled else f"torch, {str(self.dtype).removeprefix('torch.')}"
         return f"a {config.kind} block drafter ({size}{flags}) on {states}: {how}{self.note and f'; {self.note}'}"
 
     @property
@@ -50,7 +57,7 @@ class ReadyBlock:
         layers = self.head.config.decoder
         if self.compiled:
             return kv_bytes_per_page(layers)
-        return page_bytes(layers.num_layers, layers.num_kv_heads, layers.head_dim, torch.float32)
+        return page_bytes(layers.num_layers, layers.num_kv_heads, layers.head_dim, self.dtype)
 
     @property
     def pass_bytes(self) -> int:
@@ -58,6 +65,14 @@ class ReadyBlock:
         looked_up = ("embed", "fc", "markov.before", "selector.before", "selector.after")
         own = sum(weight_bytes(weight) for name, weight in self.head.weights.items() if name not in looked_up)
         return own + self.shared_bytes
+
+    def on_cuda(self, target: CudaDecoder, *, max_context: int) -> CudaBlock:
+        """Load the weights to the target's CUDA device. The drafter has no KV memory yet."""
+        from paceline.runner.heads.cuda_block import CudaBlock, check_on_cuda
+
+        check_on_cuda(self.head.config)
+        with memory_for("the weights of a block drafter", "take a smaller model, or another drafter"):
+            return CudaBlock(self.read(), target, max_context=max_context)
 
     def forward(self, target: Forward, *, num_pages: int, max_context: int, threads: int | None) -> BlockForward:
         if not self.compiled:
@@ -76,6 +91,7 @@ def read_block(directory: Path, target: ReadyModel) -> ReadyBlock:
         lambda: load_block(directory, config).quantised() if compiled else load_block(directory, config).in_floats(),
         compiled=compiled,
         shared_bytes=0 if "head" in head.weights else output_bytes(target),
+        dtype=torch.float32 if target.decoder is None else torch.bfloat16,
         note=context_note(head.config.decoder, target),
     )
 

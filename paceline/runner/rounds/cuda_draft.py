@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -18,7 +19,8 @@ from paceline.kernels.states_reference import HeldStates, Taken, last
 from paceline.runner.forwards.cuda import CudaForward
 from paceline.runner.forwards.device_batch import DeviceBatch
 from paceline.runner.heads.cuda import CudaHead
-from paceline.runner.heads.protocol import Head
+from paceline.runner.heads.cuda_block import CudaBlock
+from paceline.runner.heads.protocol import Head, ReadingHead
 from paceline.runner.rounds.alignment import places
 from paceline.runner.rounds.buckets import Bucket
 from paceline.runner.rounds.cuda_growth import CudaGrowth
@@ -102,18 +104,28 @@ class CudaDraft:
 
     def guess(self, head: Head, turn: int) -> Tensor:
         assert isinstance(head, CudaHead), f"rounds on a CUDA device run CudaHeads, not a {type(head).__name__}"
+        if turn == 0:
+            return head.first(*self._take())
+        if self._growth is not None:
+            return head.further(self._growth.rows(turn), turn, ends=self._growth.ends)
+        assert self._taken is not None, "the first pass has not run"
+        later = self._taken.later_positions[turn - 1], self._taken.later_slots[turn - 1]
+        return head.further(self._batch(self._drawn, *later, self._singles, 1), turn)
+
+    def block(self, head: ReadingHead) -> Callable[[int], Tensor]:
+        assert isinstance(head, CudaBlock), f"rounds on a CUDA device run CudaBlocks, not a {type(head).__name__}"
+        head.read(*self._take())
+        anchors = head.run(self.state, self.lanes, context=self._bucket.context, tokens=self.longest)
+        return lambda turn: head.logits_after(turn, self._drawn if turn else anchors)
+
+    def _take(self) -> tuple[DeviceBatch, Tensor]:
+        """Lay out the held states of all seats, which a head reads first: rows and states."""
         held, taken = self._held, self._taken
         if held is None or taken is None:
             raise TypeError("a drafter that runs a head names its taps")
-        if turn == 0:
-            most = held.capacity - SPARE_STATES  # more would be more than one block of attention
-            take(held, self.state, seats=self.lanes, limits=self.limits(), most=most, into=taken, pdl=self._pdl)
-            rows = self._batch(taken.tokens, taken.positions, taken.slots, taken.row_starts, most)
-            return head.first(rows, taken.features)
-        if self._growth is not None:
-            return head.further(self._growth.rows(turn), turn, ends=self._growth.ends)
-        later = taken.later_positions[turn - 1], taken.later_slots[turn - 1]
-        return head.further(self._batch(self._drawn, *later, self._singles, 1), turn)
+        most = held.capacity - SPARE_STATES  # more would be more than one block of attention
+        take(held, self.state, seats=self.lanes, limits=self.limits(), most=most, into=taken, pdl=self._pdl)
+        return self._batch(taken.tokens, taken.positions, taken.slots, taken.row_starts, most), taken.features
 
     def last_states(self) -> Tensor:
         if self._held is None or self._taken is None:

@@ -13,6 +13,7 @@ from paceline.kernels.cuda.states import hold, take
 from paceline.kernels.states_reference import HeldStates, Taken
 from paceline.runner.forwards.device_batch import DeviceBatch, padded_rows
 from paceline.runner.heads.cuda import CudaHead
+from paceline.runner.heads.cuda_block import CudaBlock
 from paceline.runner.rounds.device_state import DeviceState
 from paceline.runner.rounds.protocol import Chunk, DeviceDrafter
 from paceline.runner.rounds.traits import head_of
@@ -73,8 +74,8 @@ class PromptStates:
         head.read(batch, taken.features)
         held.counts[seats.long()] = held.counts[seats.long()].clamp(max=1)
 
-    def _head(self) -> CudaHead:
+    def _head(self) -> CudaHead | CudaBlock:
         head = head_of(self._drafter)
-        if not isinstance(head, CudaHead):
-            raise TypeError(f"rounds on a CUDA device run heads that are CudaHeads, not {type(head).__name__}")
+        if not isinstance(head, CudaHead | CudaBlock):
+            raise TypeError(f"rounds on a CUDA device run CudaHeads and CudaBlocks, not {type(head).__name__}")
         return head

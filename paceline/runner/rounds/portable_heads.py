@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from paceline.kernels import states_reference as states
-from paceline.kernels.base import PAGE_SIZE, Batch, Forward
-from paceline.runner.heads.protocol import Head, HeadForward
+from paceline.kernels.base import PAGE_SIZE, Batch, Forward, Output
+from paceline.runner.heads.protocol import Anchor, BlockForward, BlockRows, Head, HeadForward, StateReader
 from paceline.runner.rounds.device_state import DeviceState
 from paceline.runner.rounds.protocol import DeviceDrafter
 from paceline.runner.rounds.traits import added_by, head_of, held_by, taps_of
@@ -57,14 +57,14 @@ class PortableStates:
         """Let a head read `rows` of a pass, which are the rows of `batch`, each with its next token."""
         head = head_of(self._drafters[drafter]) if drafter in self._drafters and drafter else None
         if head is not None and features is not None and rows:
-            cast(HeadForward, head)(batch, features=self._columns(drafter or "", features)[list(rows)])
+            cast(StateReader, head)(batch, features=self._columns(drafter or "", features)[list(rows)])
 
     def catch_up(self, drafter: str | None, lanes: Sequence[int]) -> None:
         """Let a head read all held states of lanes but the last, which a draft begins with."""
         if drafter in self._held and drafter and lanes:
             held, seats = self._held[drafter], torch.tensor(lanes, dtype=torch.int32)
             late = HeadDraft(self._state, held, seats, [1] * len(lanes), most=held.capacity)
-            late.read_held(cast(HeadForward, head_of(self._drafters[drafter])))
+            late.read_held(cast(StateReader, head_of(self._drafters[drafter])))
             held.counts[seats.long()] = held.counts[seats.long()].clamp(max=1)
 
     def draft(self, drafter: str, lanes: Tensor, limits: list[int]) -> HeadDraft | None:
@@ -95,8 +95,8 @@ class HeadDraft:
         """Run the head after `turn` tokens, as DraftingRound.guess defines it."""
         forward = cast(HeadForward, head)
         whole = torch.zeros(len(self._limits), len(head.ids))
-        if turn == 0:
-            logits = self.read_held(forward)
+        if turn == 0 and (read := self.read_held(forward)) is not None:
+            logits = cast(Output, read).logits
         seats = [seat for seat, limit in enumerate(self._limits) if limit > turn and self._rows[seat] >= 0]
         if turn and seats:
             logits = self._continue(forward, seats, turn)
@@ -116,8 +116,26 @@ class HeadDraft:
         self.confidence = torch.where(there, 1.0, -1.0)
         return found
 
-    def read_held(self, head: HeadForward) -> Tensor:
-        """Read the held states of all seats; the last row of each that has any gives logits."""
+    def block(self, head: BlockForward) -> dict[int, BlockRows]:
+        """Read the held states of all seats, and run a block for each that has any and may draft."""
+        self.read_held(head)
+        seats = [seat for seat, limit in enumerate(self._limits) if limit and self._rows[seat] >= 0]
+        return dict(zip(seats, head.blocks([self._anchor(seat) for seat in seats]), strict=True)) if seats else {}
+
+    def last_token(self, seat: int, turn: int) -> int:
+        """Return the last token of a seat after `turn` drafted ones."""
+        lane = int(self._lanes[seat])
+        return int(self._state.tokens[lane, int(self._state.lengths[lane]) - 1 + turn])
+
+    def _anchor(self, seat: int) -> Anchor:
+        lane = int(self._lanes[seat])
+        position = int(self._state.lengths[lane]) - 1
+        pages = self._state.pages[lane, : -(-position // PAGE_SIZE)].tolist()
+        return Anchor(self.last_token(seat, 0), position, pages, self._limits[seat])
+
+    def read_held(self, head: StateReader) -> object | None:
+        """Let a head read the held states of all seats, and ask for logits of the last row of each that has any. Return
+        its output; None: nothing is held."""
         count, held = len(self._limits), self._held
         most, device = count * held.capacity, self._state.device
         features = held.states.new_zeros((most, held.width))
@@ -129,11 +147,11 @@ class HeadDraft:
         self._rows = [stop - 1 if stop > start else -1 for start, stop in itertools.pairwise(starts)]
         there = [seat for seat, row in enumerate(self._rows) if row >= 0]
         if not there:
-            return torch.zeros(0, len(head.ids))
+            return None
         used = slice(0, starts[-1])
         ends = [self._rows[seat] + 1 for seat in there]
         batch = self._batch(there, rows.tokens[used], rows.positions[used], ends=ends)
-        return head(batch, features=rows.features[used]).logits
+        return head(batch, features=rows.features[used])
 
     def _continue(self, head: HeadForward, seats: list[int], turn: int) -> Tensor:
         """Continue from the last row of each of these seats, with the token that was drafted last."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.kernels import round_reference as ops
 from paceline.kernels.base import Forward
 from paceline.kernels.lookup_reference import lookup
-from paceline.runner.heads.protocol import Head, HeadForward
+from paceline.runner.heads.protocol import BlockForward, Head, HeadForward, ReadingHead
 from paceline.runner.rounds.portable_growth import PortableGrowth
 from paceline.runner.rounds.protocol import DeviceDrafter, Seat
 from paceline.runner.rounds.rules import RoundRules
@@ -63,6 +63,19 @@ class PortableRound:
         if turn and self._growth is not None:
             return self._growth.guess(cast(HeadForward, head), turn, self._rounds._rows.page_table)
         return self._head.guess(head, turn)
+
+    def block(self, head: ReadingHead) -> Callable[[int], Tensor]:
+        assert self._head is not None, "a drafter that runs a head has taps"
+        blocks, seats = self._head.block(cast(BlockForward, head)), self._head
+
+        def logits(turn: int) -> Tensor:
+            whole = torch.zeros(len(self._limits), len(head.ids))
+            for seat in self._wanting(turn):
+                if seat in blocks:
+                    whole[seat] = blocks[seat].logits(turn, seats.last_token(seat, turn))[0]
+            return whole
+
+        return logits
 
     def last_states(self) -> Tensor:
         assert self._head is not None, "a drafter that reads hidden states has taps"

@@ -21,7 +21,7 @@ lane's part of the page table, or to the scratch page.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -32,7 +32,7 @@ from torch import Tensor
 from paceline.kernels.base import Forward
 from paceline.kernels.offer_reference import HEADER
 from paceline.rules import Rule
-from paceline.runner.heads.protocol import Head
+from paceline.runner.heads.protocol import Head, ReadingHead
 from paceline.runner.rounds.device_state import DeviceState
 from paceline.sampling.sampler import Sampler
 from paceline.sampling.words import Branch, MaskSheet
@@ -235,6 +235,12 @@ class DraftingRound(Protocol):
         Returns the logits [seats, draft vocabulary] after the last row of each seat; arbitrary ones for seats that may
         not have more than `turn` tokens, or for which no states are held."""
 
+    def block(self, head: ReadingHead) -> Callable[[int], Tensor]:
+        """Run a block drafter: it reads all held states of each seat, then computes one block after its last token.
+
+        Returns a function of `turn`, called once for each of 0, 1, … in order, after as many tokens have been appended:
+        it gives the logits [seats, draft vocabulary] of the next one; arbitrary ones as `guess` does."""
+
     def last_states(self) -> Tensor:
         """Return the hidden state of the last position before the last committed token, [seats, width]."""
 
@@ -276,7 +282,7 @@ class DeviceDrafter(Protocol):
     also have the attributes of `Drafter` that say what the engine may ask for, and `threshold`:
 
     - `taps`: places of the target whose hidden states it reads, see `DraftingRound.guess` and `last_states`;
-    - `head`: an EAGLE-3 head with KV memory of its own, which reads these states of every committed position;
+    - `head`: a head with KV memory of its own, which reads these states of every committed position;
     - `max_draft`: tokens of its longest draft;
     - `ends_drafts`: True if it ends drafts itself, by `Seat.price`;
     - `reads_prediction`: True if it reads the requests' predictions, `state.predicted`;

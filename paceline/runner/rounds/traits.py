@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from paceline.runner.heads.protocol import Head
+from paceline.runner.heads.protocol import ReadingHead
 from paceline.runner.rounds.protocol import DeviceDrafter, Seat
 
 SPARE_STATES = 32  # positions that a sequence may decode without a draft before its head must read their states
@@ -25,9 +25,9 @@ def reads_prediction(drafter: DeviceDrafter) -> bool:
     return reads
 
 
-def head_of(drafter: DeviceDrafter) -> Head | None:
+def head_of(drafter: DeviceDrafter) -> ReadingHead | None:
     """Return the head of a drafter that has one."""
-    head: Head | None = getattr(drafter, "head", None)
+    head: ReadingHead | None = getattr(drafter, "head", None)
     return head
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from paceline.draft import Draft
 from paceline.drafters.base import Ask
-from paceline.drafters.eagle.drafter import EagleDrafter
+from paceline.drafters.eagle.head_drafter import HeadDrafter
 from paceline.drafters.eagle.on_device import TREE_SEATS, EagleOnDevice, drafter_of_head
 from paceline.engine.governor import PRIOR_ROW_PRICE
 from paceline.engine.scheduler import Work
@@ -20,7 +20,7 @@ from paceline.errors import InvalidRequest
 from paceline.runner.rounds.protocol import Seat
 from paceline.runner.rounds.traits import added_by, drafter_of, drafts_trees, longest_draft
 from paceline.types import OFF, Request, Rule, SamplingParams, Speculation
-from tests.rig import EagleMade, Rig, build
+from tests.rig import BlockMade, EagleMade, Rig, build
 from tests.runs import plain, prompt, run, tokens_of
 from tests.tiny_models import TARGET
 
@@ -34,18 +34,20 @@ def ask(id: str = "a", length: int = 40, *, tokens: int = 30, **params: Any) -> 
     return Request(id=id, prompt=prompt(length, seed=len(id)), sampling=sampling)
 
 
-def host_drafts(monkeypatch: pytest.MonkeyPatch, made: EagleMade, asked: Sequence[Request], **options: Any) -> Drafts:
+def host_drafts(
+    monkeypatch: pytest.MonkeyPatch, made: EagleMade | BlockMade, asked: Sequence[Request], **options: Any
+) -> Drafts:
     found: Drafts = {}
-    propose = EagleDrafter.propose
+    propose = HeadDrafter.propose
 
-    def told(self: EagleDrafter, asks: Sequence[Ask]) -> list[Draft]:
+    def told(self: HeadDrafter, asks: Sequence[Ask]) -> list[Draft]:
         drafts = propose(self, asks)
         found.update({tuple(one.tokens.tolist()): draft.tokens for one, draft in zip(asks, drafts, strict=True)})
         return drafts
 
     with monkeypatch.context() as changed:
-        changed.setattr(EagleDrafter, "propose", told)
-        run(build("toy", {"eagle": made}, **{**FIXED, **options}), asked)
+        changed.setattr(HeadDrafter, "propose", told)
+        run(build("toy", {made.name: made}, **{**FIXED, **options}), asked)
     return found
 
 

@@ -9,13 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.drafters.block.on_device import BlockOnDevice
 from paceline.drafters.eagle.on_device import drafter_of_head
 from paceline.drafters.medusa import MedusaOnDevice
 from paceline.drafters.model import ModelOnDevice
 from paceline.drafters.ngram import LookupOnDevice
+from paceline.kernels.quant import values_of
 from paceline.runner.forwards.cuda import CudaDecoder, CudaForward, new_kv
 from paceline.runner.forwards.torch import TorchForward
+from paceline.runner.heads.block import TorchBlock
 from paceline.runner.heads.cuda import CudaHead
+from paceline.runner.heads.cuda_block import CudaBlock
 from paceline.runner.heads.medusa import TorchMedusa
 from paceline.runner.heads.torch import TorchHead
 from paceline.runner.rounds.cuda import CudaRounds
@@ -23,6 +27,7 @@ from paceline.runner.rounds.portable import PortableRounds
 from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Rounds, Seat
 from paceline.sampling.sampler import Sampler
 from paceline.types import SamplingParams
+from tests.block_heads import random_block
 from tests.heads import random_eagle, random_medusa
 from tests.kernels.cuda.conftest import ON_GPU
 from tests.kernels.tiny_forward import PLAIN, floats, random_weights
@@ -59,6 +64,17 @@ def heads(
     return mine, theirs
 
 
+def blocks(target: CudaForward, oracle: TorchForward, **options: Any) -> tuple[DeviceDrafter, DeviceDrafter]:
+    made = random_block(PLAIN, taps=TAPS, draft_vocab=60, **options)
+    strong = {name: 6 * values_of(weight) for name, weight in made.weights.items() if name.startswith("markov")}
+    made = replace(made, weights={**made.weights, **strong})  # so that drafts depend on the token before
+    block = CudaBlock(replace(made, weights=dict(made.weights)), target.decoder, max_context=64)
+    block.new_kv(PAGES, seats=LANES)
+    other = TorchBlock(made, oracle, num_pages=PAGES + 1)  # with a page for padding, as a device has one
+    mine, theirs = (BlockOnDevice(each, taps=TAPS, max_draft=4, min_confidence=0.2) for each in (block, other))
+    return mine, theirs
+
+
 def pair(device: torch.device, drafter: str | None = None, **options: Any) -> tuple[CudaRounds, PortableRounds]:
     target, oracle = forward(device), TorchForward(PLAIN, weights(), num_pages=PAGES, taps=KEPT)
     mine: dict[str, DeviceDrafter] = {}
@@ -69,6 +85,8 @@ def pair(device: torch.device, drafter: str | None = None, **options: Any) -> tu
         mine["trees"] = other["trees"] = AGAIN["again"]  # until the texts are known
     elif drafter == "eagle":
         mine["eagle"], other["eagle"] = heads(target, oracle, **options)
+    elif drafter == "block":
+        mine["block"], other["block"] = blocks(target, oracle, **options)
     elif drafter == "medusa":
         mine["medusa"], other["medusa"] = (
             MedusaOnDevice(TorchMedusa(random_medusa(PLAIN), device=where), tap=1, min_confidence=0.0)

@@ -17,20 +17,24 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.drafters.block.on_device import BlockOnDevice
 from paceline.drafters.eagle.on_device import drafter_of_head
 from paceline.drafters.model import ModelOnDevice
 from paceline.drafters.ngram import LookupOnDevice
 from paceline.engine.draft_rules import judge_drafts
 from paceline.kernels.quant import quantise_fp8
+from paceline.models.block_config import Markov
 from paceline.models.config import ModelConfig
 from paceline.models.tensor_names import expected_shapes
 from paceline.rules import Rule
 from paceline.runner.forwards.cuda import CudaDecoder, CudaForward, new_kv
 from paceline.runner.heads.cuda import CudaHead
+from paceline.runner.heads.cuda_block import CudaBlock
 from paceline.runner.rounds.cuda import CudaRounds
 from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Offer, Seat
 from paceline.sampling.sampler import Sampler
 from paceline.types import SamplingParams
+from tests.block_heads import random_block
 from tests.heads import random_eagle
 from tests.kernels.cuda.device_on_paper import forget, noted
 
@@ -76,6 +80,12 @@ def drafter(kind: str, target: CudaForward) -> DeviceDrafter:
         return LookupOnDevice()
     if kind == "model":
         return ModelOnDevice(forward(1, fp8=True), shares_kv=False)
+    if kind == "block":
+        made = random_block(CONFIG, taps=TAPS, block_size=7, draft_vocab=3001, markov=Markov("gated", 64))
+        block = CudaBlock(made, target.decoder, max_context=CONTEXT + 40)
+        block.profile(STEP_ROWS, 2 * LANES)
+        block.new_kv(PAGES, seats=LANES)
+        return BlockOnDevice(block, taps=TAPS, max_draft=made.config.longest)
     head = CudaHead(random_eagle(CONFIG, taps=TAPS, draft_vocab=3000), target.decoder, max_context=CONTEXT + 40)
     head.profile(STEP_ROWS, 2 * LANES)
     head.new_kv(PAGES)
@@ -161,5 +171,5 @@ def report(kinds: list[str], *, seconds: float) -> dict[str, Any]:
 
 if __name__ == "__main__":
     seconds = 0.0 if "eager" in sys.argv else 600.0
-    drafters = (["eagle", "ngram"], ["tree"], ["model"])
+    drafters = (["eagle", "ngram"], ["tree"], ["model"], ["block"])
     print(json.dumps({"+".join(kinds): report(kinds, seconds=seconds) for kinds in drafters}))
