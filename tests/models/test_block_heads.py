@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -252,14 +251,6 @@ def test_other_heads_and_options_are_refused(folder: Path, target: ModelConfig, 
             registry.recipe(f"block:{head},max_draft={given}", ready(folder))
     with pytest.raises(InvalidRequest, match=r"min_confidence 2.0 must be in .0, 1."):
         LLM(str(folder), drafter=f"block:{head},min_confidence=2", format="fp32", **OPTIONS)
-
-
-def test_a_gpu_is_refused_before_anything_is_read(tmp_path: Path, target: ModelConfig) -> None:
-    on_gpu: Any = SimpleNamespace(device="cuda")
-    with pytest.raises(InvalidRequest, match=r"the block drafter .* runs on a CPU only"):
-        registry.recipe(f"eagle:{written(tmp_path, target)}", on_gpu)
-    with pytest.raises(InvalidRequest, match="drafter 'block' runs on a CPU only"):
-        registry.check_device("block:any", "cuda")
 
 
 def test_every_layout_is_a_block_drafter() -> None:
