@@ -173,11 +173,11 @@ def _runs(ready: ReadyModel, memory: Memory, threads: int | None) -> Facts:
 
 
 def _formats(ready: ReadyModel) -> Facts | None:
-    """Time a pass over one token in each format, that of the target first. None: a GPU, or no kernels. Empty: the
-    machine is too busy."""
+    """Time a pass over one token in each format, that of the target first. None: a GPU, no kernels, or
+    several ranks. Empty: the machine is too busy."""
     from paceline.runner.loading.format_speed import FORMATS, format_times
 
-    if not ready.compiled or ready.stored is None:
+    if not ready.has_whole_program or ready.stored is None:
         return None
     own = ready.stored.format
     times = format_times(ready, [own, *(format for format in FORMATS if format != own)])

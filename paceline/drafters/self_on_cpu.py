@@ -37,7 +37,7 @@ def recipe(name: str, format: str, target: ReadyModel, progress: Progress | None
         raise InvalidRequest(
             f"{target.name} has random weights, and no files to read a copy from: take another drafter"
         )
-    if not target.compiled:
+    if not target.has_whole_program:
         copy = read_model(target.name, format=wanted, progress=progress, beside=target, shortlist=True)
         return replace(recipe_of(copy, target, {}, kind=name), how=f"the target in {format}, with KV memory of its own")
     copy = copy_of(target, wanted)

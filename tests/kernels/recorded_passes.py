@@ -15,6 +15,7 @@ from paceline.kernels.cpu.pack import Layout, Pack, Rows
 from paceline.llm import LLM
 from paceline.models.heads import EagleHead
 from paceline.runner.forwards.compiled import CompiledForward
+from paceline.runner.forwards.share import Share
 from paceline.runner.heads.compiled import CompiledHead
 from paceline.runner.heads.medusa import CompiledMedusa
 from paceline.runner.heads.protocol import TreeRequest
@@ -31,6 +32,8 @@ from tests.runner.heads.test_torch import CONFIG, FEATURES, FIRST, HEADS, drawin
 from tests.runner.heads.test_torch import compiled as compiled_target
 
 DECODERS = [("everything", "mixed"), ("plain", "int4"), ("many-heads", "group8")]
+# The sums of a rank that is alone, in three shards and two.
+SHARDS = Share(vocab_size=90, first_token=0, inputs={"o": (32, 64, 32), "down": (32, 64)}, segment=None)
 SIZES = (3, 2, 1, 5, 4, 6, 7, 8, 100, 9, 16, 1)  # rows of passes over one text: two chunks of keys
 FILTERS = ({}, {"top_k": 4}, {"top_p": 0.6}, {"min_p": 0.05})
 
@@ -40,6 +43,7 @@ def record_small_models() -> Recording:
     with recording.recorded():
         for config, format in DECODERS:
             decode(compiled(CONFIGS[config], format, num_pages=2 * WIDTH, threads=2))
+        decode(compiled(CONFIGS["plain"], "int4", num_pages=2 * WIDTH, threads=2, share=SHARDS))
         draft_with_a_model(compiled_target())
         normed = HEADS["norms of features, output, q and k"].in_format("int8")
         draft_greedily_and_with_noise(CompiledHead(normed, compiled_target(), num_pages=12, max_context=48))

@@ -52,11 +52,12 @@ def engine(
     *,
     same_bits: bool = False,
     num_pages: int = 160,
+    format: str = "fp32",
     **options: Any,
 ) -> Rig:
     """An engine of the split model; drafters run whole, on rank 0."""
     taps = sorted({tap for made in (drafters or {}).values() for tap in getattr(made, "taps", ())})
-    forward = split_over(ranks, path, same_bits=same_bits, num_pages=num_pages, taps=taps)
+    forward = split_over(ranks, path, same_bits=same_bits, num_pages=num_pages, taps=taps, format=format)
     return build("eager", drafters, forward=forward, num_pages=num_pages, **options)
 
 

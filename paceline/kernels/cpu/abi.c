@@ -10,10 +10,10 @@
 static const abi_entry entries[] = {
     CONSTANT(PAGE), CONSTANT(GROUP), CONSTANT(TILE), CONSTANT(QUERY_BLOCK), CONSTANT(HEAD_DIM_MAX),
     CONSTANT(MAX_PARTS), CONSTANT(BEAM), CONSTANT(WIDTH_MAX), CONSTANT(SOURCES_MAX), CONSTANT(SUFFIX_DEPTH),
-    CONSTANT(SUFFIX_NODES_MAX),
+    CONSTANT(SUFFIX_NODES_MAX), CONSTANT(RANKS_MAX), CONSTANT(RANK_BYTES),
 
     CONSTANT(FINE), CONSTANT(OUT_OF_MEMORY), CONSTANT(BAD_TOKEN), CONSTANT(BAD_POSITION), CONSTANT(BAD_SLOT),
-    CONSTANT(BAD_PAGE), CONSTANT(BAD_ROWS), CONSTANT(NOT_FINITE),
+    CONSTANT(BAD_PAGE), CONSTANT(BAD_ROWS), CONSTANT(NOT_FINITE), CONSTANT(RANK_GONE), CONSTANT(RANK_SILENT),
 
     CONSTANT(CHANNEL8), CONSTANT(GROUP8), CONSTANT(GROUP4), CONSTANT(HALF),
 
@@ -21,7 +21,7 @@ static const abi_entry entries[] = {
     CONSTANT(Q8_0), CONSTANT(Q4_K), CONSTANT(Q5_K), CONSTANT(Q6_K),
 
     CONSTANT(EMBED), CONSTANT(LINEAR), CONSTANT(ROTATE), CONSTANT(ATTEND), CONSTANT(ADD_NORM), CONSTANT(KEEP),
-    CONSTANT(PAIR), CONSTANT(REFINE), CONSTANT(NORM),
+    CONSTANT(PAIR), CONSTANT(REFINE), CONSTANT(NORM), CONSTANT(SUM),
 
     CONSTANT(STORE), CONSTANT(ADD), CONSTANT(SILU_GATE), CONSTANT(GELU_GATE), CONSTANT(LOGITS), CONSTANT(ADD_SILU),
     CONSTANT(ROUGH),
@@ -33,7 +33,8 @@ static const abi_entry entries[] = {
     FIELD(matrix, inputs), FIELD(matrix, column), STRUCT(matrix),
 
     FIELD(stored_rows, data), FIELD(stored_rows, places), FIELD(stored_rows, row_bytes), FIELD(stored_rows, kind),
-    FIELD(stored_rows, keep), FIELD(stored_rows, first), FIELD(stored_rows, count), STRUCT(stored_rows),
+    FIELD(stored_rows, keep), FIELD(stored_rows, first), FIELD(stored_rows, count), FIELD(stored_rows, width),
+    FIELD(stored_rows, left), STRUCT(stored_rows),
 
     FIELD(operation, kind), FIELD(operation, epilogue), FIELD(operation, input), FIELD(operation, output),
     FIELD(operation, layer), FIELD(operation, window), FIELD(operation, parts), FIELD(operation, column),
@@ -43,7 +44,11 @@ static const abi_entry entries[] = {
 
     FIELD(shape, hidden), FIELD(shape, intermediate), FIELD(shape, heads), FIELD(shape, kv_heads),
     FIELD(shape, head_dim), FIELD(shape, vocab), FIELD(shape, layers), FIELD(shape, pages), FIELD(shape, positions),
-    FIELD(shape, threads), FIELD(shape, features), FIELD(shape, kv), STRUCT(shape),
+    FIELD(shape, threads), FIELD(shape, features), FIELD(shape, kv), FIELD(shape, segment),
+    STRUCT(shape),
+
+    FIELD(segment, memory), FIELD(segment, pipes), FIELD(segment, patience), FIELD(segment, rank),
+    FIELD(segment, size), FIELD(segment, pipe_count), STRUCT(segment),
 
     FIELD(batch, tokens), FIELD(batch, positions), FIELD(batch, slots), FIELD(batch, row_starts), FIELD(batch, bases),
     FIELD(batch, page_table), FIELD(batch, logit_rows), FIELD(batch, tails), FIELD(batch, carry), FIELD(batch, lasts),

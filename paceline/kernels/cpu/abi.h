@@ -22,9 +22,11 @@
 #define SOURCES_MAX 8    /* suffix automata that a draft is made from */
 #define SUFFIX_DEPTH 32  /* tokens of the longest context that suffix automata count and match */
 #define SUFFIX_NODES_MAX 64 /* tokens of a draft from suffix automata */
+#define RANKS_MAX 64        /* ranks of a split model, and shards of a rank */
+#define RANK_BYTES 2097152  /* memory of each rank in a segment */
 
 /* Results of a call: FINE, or why it did nothing. */
-enum { FINE, OUT_OF_MEMORY, BAD_TOKEN, BAD_POSITION, BAD_SLOT, BAD_PAGE, BAD_ROWS, NOT_FINITE };
+enum { FINE, OUT_OF_MEMORY, BAD_TOKEN, BAD_POSITION, BAD_SLOT, BAD_PAGE, BAD_ROWS, NOT_FINITE, RANK_GONE, RANK_SILENT };
 
 /* matrix.format */
 enum { CHANNEL8, GROUP8, GROUP4, HALF };
@@ -33,7 +35,7 @@ enum { CHANNEL8, GROUP8, GROUP4, HALF };
 enum { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K };
 
 /* operation.kind */
-enum { EMBED, LINEAR, ROTATE, ATTEND, ADD_NORM, KEEP, PAIR, REFINE, NORM };
+enum { EMBED, LINEAR, ROTATE, ATTEND, ADD_NORM, KEEP, PAIR, REFINE, NORM, SUM };
 
 /* operation.epilogue */
 enum { STORE, ADD, SILU_GATE, GELU_GATE, LOGITS, ADD_SILU, ROUGH };
@@ -63,6 +65,8 @@ typedef struct {
     int32_t keep;  /* keep the file's integers if they fit; otherwise rows are quantised from floats */
     int32_t first; /* output of the first row */
     int32_t count; /* rows */
+    int32_t width; /* inputs of a row in the file */
+    int32_t left;  /* inputs of a row before the first that is packed; a multiple of GROUP */
 } stored_rows;
 
 /* One step of a program. Each kind reads the fields that it needs. */
@@ -74,8 +78,9 @@ typedef struct {
     int32_t layer;
     int32_t window; /* ATTEND: positions that a row sees; 0: all */
     int32_t parts;  /* matrices in `part` */
-    int32_t column; /* KEEP: first column in the output; NORM: columns of each norm; ATTEND: 1 where a row sees no later
-                       one, whatever `batch.lasts` says */
+    int32_t column; /* KEEP: first column in the output; LINEAR: first column in the input; NORM: columns of each norm;
+                       EMBED: token of the first row of the table; ATTEND: 1 where a row sees no later one, whatever
+                       `batch.lasts` says; SUM: parts side by side in the input */
     int32_t few;    /* REFINE: least number of outputs on a slice's shortlist, as far as scores allow (screen.c) */
     float epsilon;  /* epsilon of the norms */
     float scale;    /* EMBED: factor of the embedding; ROTATE: factor of the queries */
@@ -86,20 +91,31 @@ typedef struct {
     matrix part[MAX_PARTS];
 } operation;
 
-/* Sizes of a model and its KV memory. */
+/* The memory in which the ranks of a split model add partial sums (exchange.c). */
+typedef struct {
+    uint8_t *memory;      /* [size][RANK_BYTES], mapped by all ranks; zeros before the first sum */
+    const int32_t *pipes; /* [pipe_count] sockets that other ranks close when they end */
+    int64_t patience;     /* nanoseconds that another rank may take to hand over a sum */
+    int32_t rank;
+    int32_t size; /* ranks */
+    int32_t pipe_count;
+} segment;
+
+/* Sizes of a model and its KV memory. Of a model that is split over ranks, all but `vocab` are those of this rank. */
 typedef struct {
     int32_t hidden;
     int32_t intermediate;
     int32_t heads;
     int32_t kv_heads;
     int32_t head_dim;
-    int32_t vocab;
+    int32_t vocab; /* tokens */
     int32_t layers;
     int32_t pages;
     int32_t positions; /* positions of the longest context */
     int32_t threads;
     int32_t features; /* numbers of a row of hidden states, all taps together */
     uint16_t *kv; /* bf16 [layers][pages][kv_heads] of {keys [head_dim / 2][PAGE][2], values [PAGE / 2][head_dim][2]} */
+    const segment *segment; /* NULL: no other rank has a part of the model */
 } shape;
 
 /* The rows of a pass (paceline.kernels.base.Batch) and the memory for its results.

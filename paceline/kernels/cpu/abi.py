@@ -21,6 +21,8 @@ WIDTH_MAX = 8  # children of a node of a draft tree
 SOURCES_MAX = 8  # suffix automata that a draft is made from
 SUFFIX_DEPTH = 32  # tokens of the longest context that suffix automata count and match
 SUFFIX_NODES_MAX = 64  # tokens of a draft that suffix automata make
+RANKS_MAX = 64  # ranks of a split model, and shards of a rank
+RANK_BYTES = 2097152  # memory of each rank in a segment
 
 CONSTANTS = {
     "PAGE": PAGE_SIZE,
@@ -34,6 +36,8 @@ CONSTANTS = {
     "SOURCES_MAX": SOURCES_MAX,
     "SUFFIX_DEPTH": SUFFIX_DEPTH,
     "SUFFIX_NODES_MAX": SUFFIX_NODES_MAX,
+    "RANKS_MAX": RANKS_MAX,
+    "RANK_BYTES": RANK_BYTES,
 }
 
 
@@ -46,6 +50,8 @@ class Status(IntEnum):
     BAD_PAGE = 5
     BAD_ROWS = 6
     NOT_FINITE = 7
+    RANK_GONE = 8
+    RANK_SILENT = 9
 
 
 class Format(IntEnum):
@@ -79,6 +85,7 @@ class OperationKind(IntEnum):
     PAIR = 6
     REFINE = 7
     NORM = 8
+    SUM = 9
 
 
 class Epilogue(IntEnum):
@@ -121,7 +128,7 @@ class StoredRows(Structure):
         ("data", c_void_p),
         ("places", c_void_p),
         ("row_bytes", c_int64),
-        *((name, c_int32) for name in ("kind", "keep", "first", "count")),
+        *((name, c_int32) for name in ("kind", "keep", "first", "count", "width", "left")),
     )
 
 
@@ -136,11 +143,20 @@ class Operation(Structure):
     )
 
 
+class Segment(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("memory", "pipes")),
+        ("patience", c_int64),
+        *((name, c_int32) for name in ("rank", "size", "pipe_count")),
+    )
+
+
 class Shape(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab")),
         *((name, c_int32) for name in ("layers", "pages", "positions", "threads", "features")),
         ("kv", c_void_p),
+        ("segment", c_void_p),
     )
 
 
@@ -182,6 +198,7 @@ STRUCTURES: dict[str, type[Structure]] = {
     "matrix": Matrix,
     "stored_rows": StoredRows,
     "operation": Operation,
+    "segment": Segment,
     "shape": Shape,
     "batch": Pass,
     "draws": Draws,

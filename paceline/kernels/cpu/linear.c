@@ -99,7 +99,7 @@ static int has_8_bits(const operation *o) {
 }
 
 static const float *input_of(const program *p, const operation *o, int row) {
-    return row_of(p, o->input, gives_logits(o) ? p->batch->logit_rows[row] : row);
+    return row_of(p, o->input, gives_logits(o) ? p->batch->logit_rows[row] : row) + o->column;
 }
 
 /* Quantise groups [from, to) of rows [first, last), at most ROWS_QUANTISED_ALONE, of the input. The factors of all rows

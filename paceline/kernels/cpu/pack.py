@@ -6,9 +6,9 @@ A `Pack` is a layout with its memory: written once, weight by weight, then read 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import byref, c_float, c_uint64, memmove
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,15 @@ class Packed:
     bias: Tensor | None = None  # of `Layout.rows`: the scales of its rows
     column: int = 0  # first column of its outputs in the output buffer
 
+    def columns(self, first: int, count: int) -> Packed:
+        """Return the part that reads inputs [first, first + count). The bias belongs to the part of the first input."""
+        if count == self.inputs:
+            return self
+        assert self.format in (Format.GROUP8, Format.GROUP4), "the scale of a channel is that of all its inputs"
+        group_bytes = self.stride // (self.inputs // GROUP)
+        address, bias = self.address + first // GROUP * group_bytes, None if first else self.bias
+        return replace(self, address=address, inputs=count, bias=bias)
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
@@ -58,6 +67,8 @@ class Rows:
 
     kind: Stored
     data: np.ndarray[Any, np.dtype[np.uint8]]  # [rows, bytes of a row]
+    width: int | None = None  # inputs of a row; None: those of the matrix
+    left: int = 0  # inputs of a row before the first that the matrix has
 
 
 class Layout:
@@ -178,10 +189,12 @@ class Pack:
         """Pack rows of a matrix as a file stores them, on all threads; False: a weight is not finite.
 
         They are outputs `first` and those after it, or int32 `places`. `keep`: the file's integers are kept where the
-        kernels have their format; otherwise rows are quantised from their floats."""
+        kernels have their format; otherwise rows are quantised from their floats. A matrix that has a part of
+        each row gets the bits that this part has in the whole."""
         item = self.layout.items[name]
         data = np.ascontiguousarray(rows.data)
-        given = StoredRows(data.ctypes.data, None, data.shape[1], rows.kind, keep, first, len(data))
+        width = rows.width or item.inputs
+        given = StoredRows(data.ctypes.data, None, data.shape[1], rows.kind, keep, first, len(data), width, rows.left)
         if places is not None:
             given.places = places.data_ptr()
         arguments = self._address(item), item.stride, item.format, item.inputs, byref(given)
@@ -232,10 +245,14 @@ def tile_format(weight: Weight) -> Format:
     return Format.GROUP4 if weight.bits == 4 else Format.GROUP8 if weight.grouped else Format.CHANNEL8
 
 
-def lay_out(layout: Layout, weights: Sequence[tuple[str, Weight]]) -> None:
-    """Add matrices, interleaved, with the names and formats of weights whose data may be missing."""
-    shapes = [(name, tile_format(weight), *_shape(weight)) for name, weight in weights]
-    layout.tiles(*shapes)
+def lay_out(
+    layout: Layout, weights: Sequence[tuple[str, Weight]], *, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> None:
+    """Add matrices, interleaved, with the names and formats of weights whose data may be missing. `shapes`: those of
+    the parts that the pack has; None: it has all of each matrix."""
+    sizes = [_shape(weight) if shapes is None else shapes[name] for name, weight in weights]
+    places = zip(weights, sizes, strict=True)
+    layout.tiles(*((name, tile_format(weight), size[0], size[1]) for (name, weight), size in places))
 
 
 def _shape(weight: Weight) -> tuple[int, int]:

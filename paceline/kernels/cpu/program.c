@@ -6,7 +6,7 @@
 
 #include "draw.h"
 
-#define OPERATION_WORKS_MAX 2 /* works that an operation consists of at most */
+#define OPERATION_WORKS_MAX 2 /* works that an operation other than SUM consists of at most */
 
 static void *zeroed(int64_t bytes) {
     void *p = aligned_alloc(CACHE_LINE, (size_t)(bytes + 2 * CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE);
@@ -86,6 +86,17 @@ static int sketch_width(const operation *operations, int count) {
     return 0;
 }
 
+/* Count the columns that products write to the branch: several parts of a sum lie side by side. */
+static int branch_width(const operation *operations, int count, int hidden) {
+    int most = hidden;
+    for (int i = 0; i < count; i++) {
+        const operation *o = &operations[i];
+        if (o->kind != LINEAR || o->output != BRANCH) continue;
+        if (o->part[0].column + o->part[0].outputs > most) most = o->part[0].column + o->part[0].outputs;
+    }
+    return most;
+}
+
 static int widest_input(const operation *operations, int count) {
     int most = GROUP;
     for (int i = 0; i < count; i++)
@@ -99,7 +110,7 @@ static void set_strides(program *p, const operation *operations) {
     p->stride[PROJECTED] = (s->heads + 2 * s->kv_heads) * s->head_dim;
     p->stride[ATTENDED] = s->heads * s->head_dim;
     p->stride[GATED] = s->intermediate;
-    p->stride[BRANCH] = s->hidden;
+    p->stride[BRANCH] = branch_width(operations, p->count, s->hidden);
     p->stride[PAIRED] = has_pairs(operations, p->count) ? 2 * s->hidden : 0;
     p->stride[SKETCHED] = sketch_width(operations, p->count);
     p->stride[NORMED] = has_normed(operations, p->count) ? s->features : 0;
@@ -214,6 +225,7 @@ static void run_operation(member *self, program *p, const operation *o) {
         case PAIR: run_pair(self, p, o); break;
         case NORM: run_norm(self, p, o); break;
         case REFINE: run_refine(self, p, o); break;
+        case SUM: run_sum(self, p, o); break;
     }
 }
 
@@ -248,11 +260,12 @@ static int is_skipped(const program *p, const operation *o) {
 
 void forward(member *self, void *argument) {
     program *p = argument;
-    const int count = needed_operations(p);
+    const int count = needed_operations(p), sums = sum_works(p);
+    const int works = sums > OPERATION_WORKS_MAX ? sums : OPERATION_WORKS_MAX;
     for (int i = 0; i < count; i++) {
         if (is_skipped(p, &p->operations[i])) continue;
         if (i == p->held && !work_await(self, &p->asked)) return;
-        if (work_cancelled(self, OPERATION_WORKS_MAX * (count - i))) return;
+        if (work_cancelled(self, works * (count - i)) || has_lost_a_rank(self, p, works * (count - i))) return;
         run_operation(self, p, &p->operations[i]);
         if (i + 1 < count) fetch_for(self, p, &p->operations[i + 1]);
         work_end(self);
@@ -311,7 +324,7 @@ int run_pass(program *p, const batch *b) {
     if (status != FINE) return status;
     pool_run(p->pool, forward, p);
     finish_pass(p);
-    return FINE;
+    return atomic_load(&p->lost);
 }
 
 EXPORT int paceline_program_run(program *p, const batch *b) { return run_pass(p, b); }

@@ -79,6 +79,8 @@ struct program {
     const batch *batch;              /* batch of the current pass */
     int32_t held;                    /* operation that waits until the prefetched pass is asked for; -1: none */
     atomic_int asked;                /* whether the prefetched pass is asked for */
+    atomic_int handed;               /* rows of the current SUM that are in this rank's slot */
+    atomic_int lost;                 /* FINE, or RANK_GONE or RANK_SILENT: no later pass makes sense */
     attend_plan plan;
     screen screen;
     prefetch prefetch;
@@ -96,6 +98,13 @@ void run_linear_half(member *, program *, const operation *);
 void run_rotate(member *, program *, const operation *);
 void run_attend(member *, program *, const operation *);
 void run_refine(member *, program *, const operation *);
+void run_sum(member *, program *, const operation *);
+
+/* Most works of a SUM in the current pass. */
+int sum_works(const program *);
+
+/* Whether the pass has lost a rank. The member must then return; `works`: most works of the run that it leaves out. */
+int has_lost_a_rank(member *, const program *, int works);
 
 /* Prefetch the KV slots that ROTATE is about to write in this thread. */
 void fetch_slots(const member *, const program *, const operation *);

@@ -14,7 +14,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from paceline.errors import OutOfMemory
+from paceline.errors import NoAnswer, OutOfMemory
 from paceline.kernels.cpu.abi import (
     Buffer,
     Draws,
@@ -39,6 +39,7 @@ PROBLEMS = {
     Status.BAD_PAGE: "a page table that is too short or names a page that does not exist",
     Status.BAD_ROWS: "rows that do not add up",
 }
+LOSSES = {Status.RANK_GONE: "another rank has gone", Status.RANK_SILENT: "another rank has not answered in time"}
 
 
 class Program:
@@ -56,9 +57,9 @@ class Program:
         self._kept: list[Tensor] = []
         self._handle: int | None = None
 
-    def embed(self, table: Packed, *, scale: float) -> None:
-        """residual ← table[token] * scale"""
-        self._add(OperationKind.EMBED, [table], {"scale": scale})
+    def embed(self, table: Packed, *, scale: float, first: int = 0) -> None:
+        """residual ← table[token - first] * scale; zeros for a token that the table lacks"""
+        self._add(OperationKind.EMBED, [table], {"scale": scale, "column": first})
 
     def linear(
         self,
@@ -79,6 +80,17 @@ class Program:
         placed = list(parts) if gated else _side_by_side(parts)
         fields: Fields = {"norm": self._pointer(norm), "input": source, "output": target}
         self._add(OperationKind.LINEAR, placed, fields | {"epilogue": epilogue, "epsilon": epsilon})
+
+    def part(self, matrix: Packed, *, source: Buffer, first: int, place: int) -> None:
+        """branch[place] ← inputs `first` and those after it of source times a matrix"""
+        placed = replace(matrix, column=place * matrix.outputs)
+        fields: Fields = {"input": source, "output": Buffer.BRANCH, "epilogue": Epilogue.STORE, "column": first}
+        self._add(OperationKind.LINEAR, [placed], fields)
+
+    def sum(self, source: Buffer, target: Buffer, *, parts: int, epilogue: Epilogue) -> None:
+        """target ← or, with the epilogue ADD, target + the sum of `parts` parts of source, on all ranks together"""
+        fields: Fields = {"input": source, "output": target, "epilogue": epilogue, "column": parts}
+        self._add(OperationKind.SUM, [], fields)
 
     def rotate(
         self,
@@ -177,6 +189,8 @@ class Program:
             self._refuse(status, pass_)
 
     def _refuse(self, status: int, pass_: Pass) -> NoReturn:
+        if status in LOSSES:
+            raise NoAnswer(LOSSES[Status(status)])
         if status == Status.OUT_OF_MEMORY:
             raise OutOfMemory(f"no memory for a forward pass over {pass_.rows} rows; lower the token budget of a step")
         raise AssertionError(f"a batch with {PROBLEMS[Status(status)]}")

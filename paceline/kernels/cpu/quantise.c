@@ -25,7 +25,8 @@ typedef struct {
     const stored_rows *rows;
     uint8_t *tiles;
     int64_t stride;
-    int format, inputs;
+    int format;
+    int inputs; /* of the packed matrix */
     atomic_int status;
 } packing;
 
@@ -100,14 +101,15 @@ static void in_4_bits(const float *x, uint8_t *q, float *scale, float *minimum) 
     for (int i = 0; i < GROUP; i++) q[i] = (uint8_t)(int)best[i];
 }
 
-/* Quantise a row of floats. */
+/* Quantise a row of floats: all of it, so that a part of a row has the bits that it has in the whole. */
 static void quantise_stored(const packing *p, row_memory *row) {
+    const int width = p->rows->width;
     if (p->format == CHANNEL8) {
-        *row->scale = top_of(row->x, p->inputs) / 127.0f;
-        in_8_bits(row->x, p->inputs, *row->scale, row->q);
+        *row->scale = top_of(row->x, width) / 127.0f;
+        in_8_bits(row->x, width, *row->scale, row->q);
         return;
     }
-    for (int g = 0; g < p->inputs / GROUP; g++) {
+    for (int g = 0; g < width / GROUP; g++) {
         const float *x = row->x + g * GROUP;
         if (p->format == GROUP4) {
             in_4_bits(x, row->q + g * GROUP, row->scale + g, row->minimum + g);
@@ -121,7 +123,7 @@ static void quantise_stored(const packing *p, row_memory *row) {
 /* Convert the constants to the types that are packed. False: one of them is not finite. */
 static int round_constants(const packing *p, row_memory *row) {
     if (p->format == CHANNEL8) return isfinite(*row->scale);
-    const int groups = p->inputs / GROUP;
+    const int groups = p->rows->width / GROUP;
     int finite = 1;
     for (int g = 0; g < groups; g++) {
         row->halves[g] = half_bits(row->scale[g]);
@@ -137,21 +139,22 @@ static int pack_row(const packing *p, row_memory *row, int i) {
     const stored_rows *from = p->rows;
     const uint8_t *stored = from->data + i * from->row_bytes;
     if (from->keep && stored_in_groups(from->kind)) {
-        stored_groups(from->kind, stored, p->inputs, row->q, row->scale, row->minimum);
+        stored_groups(from->kind, stored, from->width, row->q, row->scale, row->minimum);
     } else {
-        stored_floats(from->kind, stored, p->inputs, row->x);
+        stored_floats(from->kind, stored, from->width, row->x);
         quantise_stored(p, row);
     }
     if (!round_constants(p, row)) return NOT_FINITE;
     const int output = from->places ? from->places[i] : from->first + i;
-    pack_channel(p->tiles + output / TILE * p->stride, p->format, output % TILE, p->inputs, row->q,
-                 p->format == CHANNEL8 ? (const void *)row->scale : row->halves, row->halves + p->inputs / GROUP);
+    const uint16_t *halves = row->halves + from->left / GROUP;
+    pack_channel(p->tiles + output / TILE * p->stride, p->format, output % TILE, p->inputs, row->q + from->left,
+                 p->format == CHANNEL8 ? (const void *)row->scale : halves, halves + from->width / GROUP);
     return FINE;
 }
 
 static void pack_all(member *self, void *argument) {
     packing *p = argument;
-    const size_t inputs = (size_t)p->inputs, groups = inputs / GROUP + 1;
+    const size_t inputs = (size_t)p->rows->width, groups = inputs / GROUP + 1;
     float *memory = malloc(sizeof(float) * (inputs + 2 * groups) + 2 * groups * sizeof(uint16_t) + inputs);
     row_memory row = {memory, memory + inputs, memory + inputs + groups, NULL, NULL};
     row.halves = (uint16_t *)(memory + inputs + 2 * groups);

@@ -2,12 +2,17 @@
 #include "program.h"
 #include "vmath.h"
 
-/* residual ← embedding of the token * operation.scale */
+/* residual ← embedding of the token * operation.scale; zeros for a token whose embedding another rank has */
 void run_embed(member *self, program *p, const operation *o) {
     work_begin(self, p->batch->rows);
     for (int row; (row = work_next(self)) >= 0;) {
         float *out = row_of(p, RESIDUAL, row);
-        unpack_row(&o->part[0], p->batch->tokens[row], out);
+        const int token = p->batch->tokens[row] - o->column;
+        if (token < 0 || token >= o->part[0].outputs) {
+            memset(out, 0, sizeof(float) * (size_t)p->shape.hidden);
+            continue;
+        }
+        unpack_row(&o->part[0], token, out);
         for (int j = 0; j < p->shape.hidden; j++) out[j] *= o->scale;
     }
 }

@@ -19,7 +19,7 @@ from paceline.kernels.base import PAGE_SIZE, Batch, KVMemory, Output
 from paceline.kernels.cpu.abi import HEAD_DIM_MAX, QUERY_BLOCK, TILE, Buffer, Draws, Epilogue, Pass, Shape
 from paceline.kernels.cpu.build import Library, load_library
 from paceline.kernels.cpu.kv import CpuKV, page_bytes
-from paceline.kernels.cpu.pack import Layout, Pack
+from paceline.kernels.cpu.pack import Layout, Pack, Packed
 from paceline.kernels.cpu.pick import pick
 from paceline.kernels.cpu.pool import default_threads
 from paceline.kernels.cpu.product import Product
@@ -30,6 +30,7 @@ from paceline.models.rope import layer_rope, rope_tables
 from paceline.runner.forwards.decoder_pack import pack_decoder
 from paceline.runner.forwards.known_batches import KnownBatches
 from paceline.runner.forwards.measuring import RunPass
+from paceline.runner.forwards.share import Share
 from paceline.runner.forwards.thread_choice import choose_threads
 from paceline.runner.heads.sketch import DOWN, EXACT, FITTED_EXACT_OUTPUTS, UP
 
@@ -62,8 +63,11 @@ class CompiledForward:
         max_context: int | None = None,
         taps: Sequence[int] = (),
         beside: CompiledForward | None = None,
+        share: Share | None = None,
     ) -> None:
-        """`beside`: the Forward whose KV memory this one shares; it may have more layers. Both need the same threads:
+        """`share`: the part of one rank; None: the program has all of the model.
+
+        `beside`: the Forward whose KV memory this one shares; it may have more layers. Both need the same threads:
         a pass that runs on them cancels the other's prefetched one, so that two never write to the same slots."""
         check_supported(config)
         self.config = config
@@ -77,8 +81,12 @@ class CompiledForward:
         self.positions: int = min(max_context or config.max_context, num_pages * PAGE_SIZE)
         shape = shape_of(config, pages=num_pages, positions=self.positions)
         shape.features = len(taps) * config.hidden_size
+        self._share = share
+        if share is not None:
+            shape.vocab = share.vocab_size
+            shape.segment = share.segment.address if share.segment else None
         self.kv: KVMemory = _kv_memory(self._library, shape, beside)
-        programs = Programs(config, self.pack, shape, self.kv, taps, library=self._library)
+        programs = Programs(config, self.pack, shape, self.kv, taps, library=self._library, share=share)
         self.thread_choice = choose_threads(threads, thread_question(config, self.pack.layout), programs.trial)
         self.threads = self.thread_choice.threads
         assert beside is None or beside.threads == self.threads, "programs on one KV memory share their threads"
@@ -105,6 +113,12 @@ class CompiledForward:
         pass_, draws, output = self._known.get(batch) or self._prepare(batch)
         self.program.run_and_draw(pass_, draws)
         return output
+
+    def run(self, batch: Batch) -> Output:
+        """Run a pass that draws no tokens, and so starts no later one."""
+        pass_, _, output = self._known.get(batch) or self._prepare(batch)
+        self.program.run(pass_)
+        return replace(output, drawn=None)
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.program.rows_of(self.embedding, tokens)
@@ -163,19 +177,29 @@ class Programs:
     """Programs of one model over the same weights and KV memory, by number of threads."""
 
     def __init__(
-        self, config: ModelConfig, pack: Pack, shape: Shape, kv: object, taps: Sequence[int], *, library: Library
+        self,
+        config: ModelConfig,
+        pack: Pack,
+        shape: Shape,
+        kv: object,
+        taps: Sequence[int],
+        *,
+        library: Library,
+        share: Share | None = None,
     ) -> None:
         self.config, self.pack, self.shape, self.kv, self.taps = config, pack, shape, kv, taps
-        self.library = library
+        self.library, self.share = library, share
         self.built: dict[int, Program] = {}
         self.ropes: Ropes = {}
 
     def build(self, threads: int) -> Program:
         if threads not in self.built:
             program = Program(self.library, self.shape, pack=self.pack, kv=self.kv, threads=threads)
-            Assembly(self.config, self.pack, program, positions=self.shape.positions, ropes=self.ropes).assemble(
-                self.taps
+            positions = self.shape.positions
+            assembly = Assembly(
+                self.config, self.pack, program, positions=positions, ropes=self.ropes, share=self.share
             )
+            assembly.assemble(self.taps)
             program.finish()
             self.built[threads] = program
         return self.built[threads]
@@ -266,9 +290,11 @@ class Assembly:
         positions: int,
         ropes: Ropes,
         causal: Sequence[bool] = (),
+        share: Share | None = None,
     ) -> None:
-        """`causal`: see `Program.attend`, by layer; (): all are."""
+        """`causal`: see `Program.attend`, by layer; (): all are. `share`: the part of one rank."""
         self.config = config
+        self.share = share
         self.causal = causal
         self.pack = pack
         self.program = program
@@ -279,7 +305,7 @@ class Assembly:
         """Add the operations of the whole decoder."""
         config = self.config
         embed = self.pack.matrix("embed")
-        self.program.embed(embed, scale=config.embedding_scale)
+        self._embed(embed)
         for layer in range(config.num_layers):
             if layer in taps:
                 self.program.keep(taps.index(layer) * config.hidden_size)
@@ -296,6 +322,12 @@ class Assembly:
         self.program.linear(
             [head], source=Buffer.RESIDUAL, epilogue=Epilogue.LOGITS, norm=norm, epsilon=config.norm_eps
         )
+
+    def _embed(self, embed: Packed) -> None:
+        share, scale = self.share, self.config.embedding_scale
+        self.program.embed(embed, scale=scale, first=share.first_token if share else 0)
+        if share and share.segment:  # one rank has the embedding of a token, the others zeros
+            self.program.sum(Buffer.RESIDUAL, Buffer.RESIDUAL, parts=1, epilogue=Epilogue.STORE)
 
     def _shortlist(self, norm: Tensor) -> None:
         """Let drafts compute only the outputs that may be among the best."""
@@ -340,12 +372,26 @@ class Assembly:
 
     def _branch(self, name: str, norm: str, *, source: Buffer) -> None:
         """Add the product that ends a branch, and its sum with the residual stream."""
-        parts = [self.pack.matrix(name)]
-        if not self.config.post_norms:
-            self.program.linear(parts, source=source, epilogue=Epilogue.ADD)
-            return
-        self.program.linear(parts, source=source, target=Buffer.BRANCH)
-        self.program.add_norm(self.pack.vector(norm), epsilon=self.config.norm_eps)
+        target, epilogue = Buffer.RESIDUAL, Epilogue.ADD
+        if self.config.post_norms:
+            target, epilogue = Buffer.BRANCH, Epilogue.STORE
+        if self.share is None:
+            self.program.linear([self.pack.matrix(name)], source=source, target=target, epilogue=epilogue)
+        else:
+            counts = self.share.inputs[name.rpartition(".")[2]]
+            self._sum_over_shards(self.pack.matrix(name), counts, source, target, epilogue)
+        if self.config.post_norms:
+            self.program.add_norm(self.pack.vector(norm), epsilon=self.config.norm_eps)
+
+    def _sum_over_shards(
+        self, matrix: Packed, counts: Sequence[int], source: Buffer, target: Buffer, epilogue: Epilogue
+    ) -> None:
+        """Add the product of each shard, and the sum of all shards of all ranks. `counts`: inputs of each shard."""
+        first = 0
+        for place, count in enumerate(counts):
+            self.program.part(matrix.columns(first, count), source=source, first=first, place=place)
+            first += count
+        self.program.sum(Buffer.BRANCH, target, parts=len(counts), epilogue=epilogue)
 
     def _rope(self, layer: int) -> tuple[Tensor, Tensor]:
         key = layer_rope(self.config, layer)

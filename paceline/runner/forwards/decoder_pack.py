@@ -19,19 +19,26 @@ ROWS_BYTES = 16 << 20  # bytes of a file packed at a time: few in memory, and en
 INTERLEAVED = {"gate": "up"}  # matrices whose tiles alternate with those of another
 
 
-def decoder_layout(weights: Mapping[str, Weight], *, shortlist: bool = False) -> Layout:
-    """Lay out the weights of a decoder, which may be without data, in the order of a pass. `shortlist`: with the
-    sketch of its output layer, if that pays."""
+def decoder_layout(
+    weights: Mapping[str, Weight], *, shapes: Mapping[str, tuple[int, ...]] | None = None, shortlist: bool = False
+) -> Layout:
+    """Lay out the weights of a decoder, which may be without data, in the order of a pass.
+
+    `shapes`: the parts of a shard; weights that it lacks are left out. `shortlist`: with the sketch of the output
+    layer, if that pays."""
     layout = Layout(load_library())
+    if shapes is not None:
+        weights = {name: weight for name, weight in weights.items() if name in shapes}
     matrices = {name: weight for name, weight in weights.items() if not _is_vector(weight)}
     for name, weight in matrices.items():
         prefix, _, kind = name.rpartition(".")
         partner = f"{prefix}.{INTERLEAVED[kind]}" if kind in INTERLEAVED else None
         if kind not in INTERLEAVED.values():
-            lay_out(layout, [(name, weight), *([(partner, matrices[partner])] if partner else [])])
+            pair = [(name, weight), *([(partner, matrices[partner])] if partner else [])]
+            lay_out(layout, pair, shapes=shapes)
     for name, weight in weights.items():
         if isinstance(weight, Tensor) and weight.dim() == 1:
-            layout.vector(name, len(weight))
+            layout.vector(name, len(weight) if shapes is None else shapes[name][0])
     if shortlist:
         last = values_of(weights[output_layer(weights)])
         lay_out_sketch(layout, last, fitted_rank(last))

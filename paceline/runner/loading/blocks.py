@@ -85,7 +85,7 @@ def read_block(directory: Path, target: ReadyModel) -> ReadyBlock:
     """Read the headers of a block drafter."""
     config = target.model.config
     head = load_block(directory, config, blank=True)
-    compiled = target.compiled and _fits_kernels(head)
+    compiled = target.has_whole_program and _fits_kernels(head)
     return ReadyBlock(
         head.quantised() if compiled else head.in_floats(),
         lambda: load_block(directory, config).quantised() if compiled else load_block(directory, config).in_floats(),

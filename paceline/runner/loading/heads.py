@@ -154,7 +154,7 @@ def read_eagle(directory: Path, target: ReadyModel, *, format: str, load: LoadHe
     torch they are floats."""
     config = target.model.config
     head = load(directory, config, blank=True)
-    compiled = target.compiled and _fits_kernels(head)
+    compiled = target.has_whole_program and _fits_kernels(head)
     format = format if compiled else "fp32"
     note = _note(head, target)
     return ReadyHead(

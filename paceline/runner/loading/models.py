@@ -94,6 +94,11 @@ class ReadyModel:
         return self.compiled if self.decoder is None else None
 
     @property
+    def has_whole_program(self) -> bool:
+        """Whether this process has all of it as one compiled program, on which heads and copies can build."""
+        return self.compiled and self.split is None
+
+    @property
     def unread_bytes(self) -> int:
         """Bytes of memory that the weights will take when they are read."""
         if self.shortlist and self.compiled and self.stored:
@@ -108,11 +113,11 @@ class ReadyModel:
     def page_bytes(self) -> int:
         """Bytes of one page of KV memory."""
         config = self.model.config
+        if self.split is not None:
+            return self.split.page_bytes(config, torch.bfloat16 if self.compiled else _dtype(self.model))
         if self.compiled:
             return kv_bytes_per_page(config)
         dtype = KV_DTYPES[self.kv_format] if self.decoder else _dtype(self.model)
-        if self.split is not None:
-            return self.split.page_bytes(config, dtype)
         return page_bytes(config.num_layers, config.num_kv_heads, config.head_dim, dtype)
 
     def profile(self, rows: int, outs: int) -> None:
@@ -131,7 +136,7 @@ class ReadyModel:
             kv = new_kv(config, num_pages=num_pages, dtype=dtype, device=device)
             return CudaForward(self.decoder, kv, taps=taps)
         if self.split is not None:
-            return self._split_forward(num_pages=num_pages, threads=threads, taps=taps)
+            return self._split_forward(num_pages=num_pages, threads=threads, max_context=max_context, taps=taps)
         try:
             if self.compiled:
                 # Torch does little between passes, and its idle threads would spin on the kernels' cores.
@@ -154,7 +159,7 @@ class ReadyModel:
                 "choose a smaller format such as int4"
             ) from error
 
-    def _split_forward(self, *, num_pages: int, threads: int | None, taps: Sequence[int]) -> Forward:
+    def _split_forward(self, *, num_pages: int, threads: int | None, max_context: int, taps: Sequence[int]) -> Forward:
         """Start the ranks, and have each read its shards."""
         assert self.split is not None, f"{self.name} is not split"
         assert self.stored is not None, "ranks read weights from files"
@@ -169,6 +174,7 @@ class ReadyModel:
             threads=self.known_threads(threads).threads,
             timeout=self.rank_timeout,
             taps=taps,
+            max_context=max_context,
             progress=self.stored.progress,
         )
 

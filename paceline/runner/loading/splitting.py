@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from paceline.errors import InvalidRequest
+from paceline.kernels.quant import Quantised
 from paceline.runner.loading.memory import weight_parts
-from paceline.runner.loading.models import ReadyModel
+from paceline.runner.loading.models import ReadyModel, StoredWeights
 from paceline.runner.loading.rank_threads import check_ranks, check_threads
-from paceline.runner.parallel.split import plan_split
+from paceline.runner.parallel.split import INPUTS, Split, plan_split
 
-FORMATS = ("native", "fp32", "bf16")  # formats that torch runs; the compiled program is not split
+FLOATS = ("native", "fp32", "bf16")  # formats that torch runs; "native" is then read as float32
 
 
 def check_place(device: str, degree: int) -> None:
@@ -22,29 +23,37 @@ def check_place(device: str, degree: int) -> None:
 def split_model(
     ready: ReadyModel, *, degree: int, same_bits: bool, timeout: float, threads: int | None = None
 ) -> ReadyModel:
-    """Return the model over `degree` ranks, running in torch. `timeout`: seconds that a rank may keep others waiting.
-
-    Quantised weights of a file are read as float32."""
+    """Return the model over `degree` ranks. `timeout`: seconds that a rank may keep others waiting."""
     check_place(ready.device, degree)
     if ready.stored is None:
         raise InvalidRequest(f"tensor_parallel {degree}: ranks read weights from files, and {ready.name} has none")
-    if ready.stored.format not in FORMATS:
+    check_ranks(degree)
+    check_threads(threads, same_bits=same_bits, compiled=ready.compiled)
+    split = plan_split(ready.name, ready.model.config, degree=degree, same_bits=same_bits, compiled=ready.compiled)
+    made = replace(ready, split=split, rank_timeout=timeout)
+    return _compiled(made, split) if ready.compiled else _in_torch(made, ready.stored, split)
+
+
+def _compiled(ready: ReadyModel, split: Split) -> ReadyModel:
+    """Return the model as compiled programs, one a rank."""
+    for name, weight in ready.model.weights.items():
+        kept_whole = isinstance(weight, Quantised) and not weight.grouped
+        if split.shards > split.degree and kept_whole and name.endswith(INPUTS):
+            raise InvalidRequest(
+                "same_bits_across_degrees: weights with one scale for all inputs, as int8 has, are not cut inside a "
+                "rank; take format int4 or a GGUF file's own"
+            )
+    return replace(ready, why=f"{ready.why}, {split.spoken}")
+
+
+def _in_torch(ready: ReadyModel, stored: StoredWeights, split: Split) -> ReadyModel:
+    """Return the model in torch. Quantised weights of a file are read as float32."""
+    if stored.format not in FLOATS:
         raise InvalidRequest(
-            f"tensor_parallel {degree}: the compiled program for {ready.stored.format} weights is not split; take "
+            f"tensor_parallel {split.degree}: {stored.format} weights do not run compiled here ({ready.why}); take "
             "format fp32 or bf16"
         )
-    check_ranks(degree)
-    check_threads(threads, same_bits=same_bits)
-    split = plan_split(ready.name, ready.model.config, degree=degree, same_bits=same_bits)
-    quantised = ready.stored.source.quantised
-    stored = replace(ready.stored, format="fp32") if quantised and ready.stored.format == "native" else ready.stored
-    why = f"torch, {split.spoken}; the compiled program for quantised weights is not split"
-    return replace(
-        ready,
-        compiled=False,
-        why=why,
-        parts=weight_parts(ready.model, packed=False),
-        stored=stored,
-        split=split,
-        rank_timeout=timeout,
-    )
+    if stored.source.quantised and stored.format == "native":
+        stored = replace(stored, format="fp32")
+    parts = weight_parts(ready.model, packed=False)
+    return replace(ready, why=f"torch, {split.spoken}", parts=parts, stored=stored)

@@ -10,7 +10,8 @@ levels. For the upper levels ranks exchange sums in pairs (a butterfly): additio
 
 Where the ranks are no power of two, each gets the sums of all and adds them by the same kind of tree.
 
-A process group of torch carries the bytes: gloo between CPUs. NCCL's has the same interface.
+A process group of torch carries the bytes: gloo between CPUs. NCCL's has the same interface. Compiled programs add by
+the same tree in memory that all ranks share (kernels/cpu/exchange.c).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor, distributed
 
 from paceline.errors import NoAnswer
+from paceline.kernels.cpu.segment import Segment
 
 LOOPBACK = "127.0.0.1"  # ranks listen here and nowhere else: they trust each other
 TAG = 1  # messages between two ranks arrive in the order in which they were sent
@@ -47,9 +49,9 @@ class Group(Protocol):
 class Exchange:
     """The messages of one rank to the others. Every rank makes the same calls in the same order."""
 
-    def __init__(self, group: Group | None, *, rank: int, size: int) -> None:
-        """`group`: None for a rank that is alone."""
-        self.rank, self.size = rank, size
+    def __init__(self, group: Group | None, *, rank: int, size: int, segment: Segment | None = None) -> None:
+        """`group` and `segment`, in which compiled programs add: None for a rank that is alone."""
+        self.rank, self.size, self.segment = rank, size, segment
         self._group = group
 
     def sum(self, parts: Sequence[Tensor]) -> Tensor:
@@ -121,8 +123,11 @@ def fold(parts: Sequence[Tensor]) -> Tensor:
     return level[0]
 
 
-def join(store: Path, *, rank: int, size: int, timeout: float) -> Exchange:
-    """Connect to the other ranks, which name the same new file. `timeout`: seconds that a message may take."""
+def join(store: Path, *, rank: int, size: int, timeout: float, memory: int, pipes: Sequence[int]) -> Exchange:
+    """Connect to the other ranks, which name the same new file.
+
+    `timeout`: seconds that a message may take. `memory`: descriptor of the memory that all ranks share. `pipes`:
+    sockets that ranks close when they end."""
     if size == 1:
         return Exchange(None, rank=0, size=1)
     gloo: Any = distributed.ProcessGroupGloo  # its stubs lack most of it
@@ -135,4 +140,5 @@ def join(store: Path, *, rank: int, size: int, timeout: float) -> Exchange:
         group: Group = gloo(meeting, rank, size, options)
     except RuntimeError as error:
         raise NoAnswer(f"rank {rank} met no other rank within {timeout:g} s: {str(error).splitlines()[0]}") from error
-    return Exchange(group, rank=rank, size=size)
+    segment = Segment(memory, rank=rank, size=size, timeout=timeout, pipes=pipes)
+    return Exchange(group, rank=rank, size=size, segment=segment)

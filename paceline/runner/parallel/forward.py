@@ -1,4 +1,5 @@
-"""The Forward of a model that is split over ranks, on rank 0. It is as bitwise as torch is: see `forwards/torch.py`.
+"""The Forward of a model that is split over ranks, on rank 0. It is as bitwise as its parts are: compiled
+programs are, and torch is not.
 
 One small message goes to the workers for each pass: the batch. Everything else that a step decides on, drafts, draws
 and acceptance, happens on rank 0 alone, so no rank can decide differently.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -15,7 +17,6 @@ from torch import Tensor
 
 from paceline.errors import OutOfMemory
 from paceline.kernels.base import Batch, KVMemory, Output
-from paceline.kernels.noise import pick
 from paceline.models.weights import Format, Progress
 from paceline.runner.parallel.messages import Load
 from paceline.runner.parallel.part import load_part, use_threads
@@ -43,9 +44,6 @@ class SplitKV:
 class SplitForward:
     """Implements Forward."""
 
-    bitwise = False
-    pick = staticmethod(pick)
-
     def __init__(
         self,
         ranks: Ranks,
@@ -56,17 +54,31 @@ class SplitForward:
         dtype: torch.dtype,
         num_pages: int,
         taps: Sequence[int] = (),
+        max_context: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Have all ranks read their shards of the model at `path`."""
+        order = Load(
+            key=-1,
+            path=path,
+            format=format,
+            split=split,
+            num_pages=num_pages,
+            dtype=dtype,
+            taps=tuple(taps),
+            threads=ranks.threads,
+            max_context=max_context,
+        )
 
         def load(key: int) -> Load:
-            return Load(key, path, format, split, num_pages=num_pages, dtype=dtype, taps=tuple(taps))
+            return replace(order, key=key)
 
         self.ranks = ranks
         self._key, self._part = ranks.load(load, lambda order, exchange: load_part(order, exchange, progress=progress))
         self.vocab_size = self._part.config.vocab_size
         self.taps = taps
+        self.bitwise = split.compiled
+        self._torch_threads = 1 if split.compiled else ranks.threads
         self.kv: KVMemory = SplitKV(self, num_pages=num_pages)
         self.close = weakref.finalize(self, ranks.free, self._key)
 
@@ -82,10 +94,13 @@ class SplitForward:
         logits: Tensor = self.everywhere("project", states.float())
         return logits
 
+    def pick(self, logits: Tensor, inverse_temperatures: Tensor, keys: Tensor) -> Tensor:
+        return self._part.pick(logits, inverse_temperatures, keys)
+
     def everywhere(self, method: str, *arguments: object) -> T:  # type: ignore[type-var]
-        """Run a method of ShardedDecoder on every rank, and return what rank 0 gets. On a new thread torch forgets its
+        """Run a method of Part on every rank, and return what rank 0 gets. On a new thread torch forgets its
         number of threads, which decides on bits."""
-        use_threads(self.ranks.threads)
+        use_threads(self._torch_threads)
         result: T = self.ranks.call(self._key, method, arguments, getattr(self._part, method))
         return result
 
@@ -102,10 +117,11 @@ def split_forward(
     threads: int,
     timeout: float,
     taps: Sequence[int] = (),
+    max_context: int | None = None,
     progress: Progress | None = None,
 ) -> SplitForward:
     """Start the ranks and load a model on them. `weight_bytes` and `kv_bytes` are those of all ranks together."""
-    use_threads(threads)
+    use_threads(1 if split.compiled else threads)
     ranks = Ranks(split.degree, threads=threads, timeout=timeout)
     try:
         check_memory(ranks.memory, (weight_bytes + kv_bytes) // split.degree)
@@ -117,6 +133,7 @@ def split_forward(
             dtype=dtype,
             num_pages=num_pages,
             taps=taps,
+            max_context=max_context,
             progress=progress,
         )
     except BaseException:
@@ -131,5 +148,5 @@ def check_memory(free: Sequence[int], need: int) -> None:
         if share < need:
             raise OutOfMemory(
                 f"rank {rank} needs {need / 2**20:.0f} MiB for weights and KV cache, and its share of the free memory "
-                f"is {share / 2**20:.0f} MiB: lower kv_memory or max_context, or take format bf16"
+                f"is {share / 2**20:.0f} MiB: lower kv_memory or max_context, or take a smaller format"
             )

@@ -35,6 +35,7 @@ from paceline.runner.parallel.split import Split
 
 PACKAGE = Path(__file__).parents[2]
 ROOMS = ("kernels", "models", "runner")  # whose sources decide on the bits of a pass
+SOURCES = (".py", ".c", ".h")
 SEND_BUFFER = 1 << 20  # bytes that a pipe holds for a worker that is still busy: several passes
 UNUSED = ("seeds", "inverse_temperatures", "roots")  # parts of a batch that only a pass which draws tokens reads
 
@@ -56,6 +57,7 @@ class Join:
     store: str  # file in which ranks find each other
     timeout: float  # seconds that a message between ranks may take
     threads: int
+    memory: int  # descriptor of the memory that all ranks share
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +66,13 @@ class Load:
 
     key: int  # names the model in later messages
     path: str
-    format: Format  # resolved; a format of floats
+    format: Format  # resolved
     split: Split
     num_pages: int
     dtype: torch.dtype
     taps: tuple[int, ...]
+    threads: int = 1  # of a compiled program
+    max_context: int | None = None  # positions that a compiled program has room for; None: those of the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +112,9 @@ def versions() -> tuple[str, ...]:
     """Name the versions that decide on the bits of a pass."""
     digest = hashlib.sha256()
     for room in ROOMS:
-        for path in sorted((PACKAGE / room).rglob("*.py")):
-            digest.update(path.read_bytes())
+        for path in sorted((PACKAGE / room).rglob("*")):
+            if path.suffix in SOURCES:
+                digest.update(path.read_bytes())
     sources = digest.hexdigest()[:8]
     return f"Paceline's sources {sources}", f"torch {torch.__version__}", f"Python {platform.python_version()}"
 
@@ -125,6 +130,9 @@ class Pipe:
             with socket.socket(fileno=os.dup(descriptor)) as side:
                 side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
                 side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
 
     def send(self, message: Message) -> None:
         self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))

@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 
 from paceline import errors
 from paceline.errors import NoAnswer, PacelineError, RankLost
+from paceline.kernels.cpu.segment import new_segment
 from paceline.runner.loading.memory import available_memory
 from paceline.runner.parallel.exchange import Exchange, join
 from paceline.runner.parallel.messages import (
@@ -56,12 +57,14 @@ T = TypeVar("T")
 class Worker:
     """A process of another rank, seen from rank 0."""
 
-    def __init__(self, rank: int, command: Sequence[str], *, timeout: float) -> None:
+    def __init__(self, rank: int, command: Sequence[str], *, timeout: float, memory: int | None = None) -> None:
+        """`memory`: descriptor of the memory that all ranks share, which the process inherits."""
+        inherited = [] if memory is None else [memory]
         mine, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
                 [*command, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *inherited],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env=_environment(os.environ),
@@ -115,10 +118,14 @@ class Ranks:
         self._lock = threading.RLock()
         self._keys = itertools.count()
         folder = tempfile.mkdtemp(prefix="paceline-ranks-")
-        self._workers = [Worker(rank, command, timeout=timeout) for rank in range(1, size)]
-        self.close = weakref.finalize(self, _end, self._workers, folder)
-        self.memory = [available_memory()]  # bytes that each rank finds free
-        self.exchange = self._guarded(lambda: self._meet(Path(folder) / "store", threads))
+        memory = new_segment(size)
+        try:
+            self._workers = [Worker(rank, command, timeout=timeout, memory=memory) for rank in range(1, size)]
+            self.close = weakref.finalize(self, _end, self._workers, folder)
+            self.memory = [available_memory()]  # bytes that each rank finds free
+            self.exchange = self._guarded(lambda: self._meet(Path(folder) / "store", threads, memory))
+        finally:
+            os.close(memory)  # mapped by now
 
     def load(self, load: Callable[[int], Load], mine: Callable[[Load, Exchange], T]) -> tuple[int, T]:
         """Have every rank read a model at the same time: the workers theirs, and rank 0 its own part by `mine`."""
@@ -162,7 +169,7 @@ class Ranks:
         """Return the process of each worker by its rank."""
         return {worker.rank: worker.process.pid for worker in self._workers}
 
-    def _meet(self, store: Path, threads: int) -> Exchange:
+    def _meet(self, store: Path, threads: int, memory: int) -> Exchange:
         for worker in self._workers:
             hello = worker.receive(Hello, seconds=START_SECONDS)
             if hello.versions != versions():
@@ -170,8 +177,9 @@ class Ranks:
                 raise RankLost(f"rank {worker.rank} runs {theirs}, and rank 0 {mine}: all ranks need the same versions")
             self.memory.append(hello.memory)
         for worker in self._workers:
-            worker.pipe.send(Join(worker.rank, self.size, str(store), self.timeout, threads))
-        return join(store, rank=0, size=self.size, timeout=self.timeout)
+            worker.pipe.send(Join(worker.rank, self.size, str(store), self.timeout, threads, memory))
+        pipes = [worker.pipe.fileno() for worker in self._workers]
+        return join(store, rank=0, size=self.size, timeout=self.timeout, memory=memory, pipes=pipes)
 
     def _tell(self, message: Message) -> None:
         for worker in self._workers:

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.base import Batch, Output
+from paceline.kernels.noise import pick
 from paceline.kernels.quant import Weight
 from paceline.kernels.reference import ReferenceBackend, ReferenceKV
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Angles, Decoder, run_layers, scaled
 from paceline.runner.parallel.exchange import Exchange
-from paceline.runner.parallel.split import INPUTS, Split, kv_heads, shard_config, vocabulary
+from paceline.runner.parallel.gathering import all_heads, all_logits, own_rows
+from paceline.runner.parallel.split import INPUTS, Split, shard_config, vocabulary
 
 ReadShard = Callable[[int], Mapping[str, Weight]]  # a shard's weights, by its number
 
@@ -27,7 +29,9 @@ ALIGNMENT = 64  # bytes; torch's own for new tensors
 
 
 class ShardedDecoder:
-    """The shards of a rank with their weights and KV memory."""
+    """Implements Part: the shards of a rank with their weights and KV memory, in torch."""
+
+    pick = staticmethod(pick)
 
     def __init__(
         self,
@@ -82,17 +86,7 @@ class ShardedDecoder:
         """Read keys and values of all heads, float32 [layers, n, kv_heads, head_dim]; rank 0 gets them."""
         pairs = [backend.kv.read(slots) for backend in self._backends]
         mine = torch.stack([torch.cat(parts, dim=2) for parts in zip(*pairs, strict=True)])
-        gathered = self._exchange.gather(mine, [tuple(mine.shape)] * self._split.degree)
-        if not gathered:
-            return None
-        keys, values = torch.cat(gathered, dim=3)[:, :, :, self._distinct_heads()]
-        return keys, values
-
-    def _distinct_heads(self) -> list[int]:
-        """Return where each key/value head comes first among the heads of all shards."""
-        spans = [range(*kv_heads(self.config, shard, self._split)) for shard in range(self._split.shards)]
-        heads = [head for span in spans for head in span]
-        return [heads.index(head) for head in range(self.config.num_kv_heads)]
+        return all_heads(self._exchange, mine, self.config, self._split)
 
     def _layer(self, index: int, angles: Angles, x: Tensor) -> Tensor:
         first = self._shards[0]
@@ -114,8 +108,7 @@ class ShardedDecoder:
         parts = []
         for number, shard in zip(self._numbers, self._shards, strict=True):
             low, high = vocabulary(self.config, number, self._split)
-            inside = (tokens >= low) & (tokens < high)
-            parts.append(shard.embed((tokens - low).clamp(0, high - low - 1)) * inside[:, None])
+            parts.append(own_rows(shard.embed, tokens, low=low, high=high))
         return self._sum(parts)
 
     def _states(self, hidden: Tensor) -> Tensor:
@@ -123,13 +116,7 @@ class ShardedDecoder:
 
     def _project(self, states: Tensor) -> Tensor | None:
         mine = torch.cat([shard.project(states, backend) for shard, backend in self._both()], dim=1)
-        gathered = self._exchange.gather(mine, [(len(mine), self._tokens(rank)) for rank in range(self._split.degree)])
-        return torch.cat(gathered, dim=1) if gathered else None
-
-    def _tokens(self, rank: int) -> int:
-        """Count the tokens whose outputs a rank computes."""
-        spans = [range(*vocabulary(self.config, shard, self._split)) for shard in self._split.of_rank(rank)]
-        return sum(map(len, spans))
+        return all_logits(self._exchange, mine, self.config, self._split)
 
     def _shard(self, number: int, weights: Mapping[str, Weight]) -> Decoder:
         """Build a shard. A bias of a sum over shards is added once, by the first."""

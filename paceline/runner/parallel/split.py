@@ -18,6 +18,7 @@ import torch
 
 from paceline.errors import InvalidRequest
 from paceline.kernels.kv_tensors import page_bytes
+from paceline.kernels.quant import GROUP
 from paceline.models.config import ModelConfig
 
 LEAVES = 8  # shards of a model whose bits are the same across degrees, where its heads allow; a power of two
@@ -34,15 +35,27 @@ class Split:
     degree: int
     shards: int
     same_bits: bool = False  # the shards are those of every other degree, too
+    compiled: bool = False  # a compiled program, which cuts inputs between groups and has one shard of heads a rank
 
     def of_rank(self, rank: int) -> range:
         """Return the shards of a rank."""
         each = self.shards // self.degree
         return range(rank * each, (rank + 1) * each)
 
+    @property
+    def by_ranks(self) -> Split:
+        """Return the split in which each rank has one shard."""
+        return replace(self, shards=self.degree)
+
+    @property
+    def group(self) -> int:
+        """Return the number of inputs that are cut together."""
+        return GROUP if self.compiled else 1
+
     def page_bytes(self, config: ModelConfig, dtype: torch.dtype) -> int:
         """Count the bytes of one page of KV memory on all ranks together; heads that several shards have count anew."""
-        heads = self.shards * shard_config(config, 0, self).num_kv_heads
+        split = self.by_ranks if self.compiled else self
+        heads = split.shards * shard_config(config, 0, split).num_kv_heads
         return page_bytes(config.num_layers, heads, config.head_dim, dtype)
 
     @property
@@ -52,27 +65,34 @@ class Split:
         return f"{ranks} in {self.shards} shards, with the same bits at every degree" if self.same_bits else ranks
 
 
-def plan_split(name: str, config: ModelConfig, *, degree: int, same_bits: bool) -> Split:
+def plan_split(name: str, config: ModelConfig, *, degree: int, same_bits: bool, compiled: bool = False) -> Split:
     """Split a model, or raise InvalidRequest with the degrees that are possible."""
-    shards = max(leaves for leaves in _powers(LEAVES) if _divides(config, leaves)) if same_bits else degree
+    group = GROUP if compiled else 1
+    shards = max(leaves for leaves in _powers(LEAVES) if _divides(config, leaves, group)) if same_bits else degree
     most = max(config.num_heads, 1)
-    degrees = [count for count in range(1, most + 1) if (shards % count == 0 if same_bits else _divides(config, count))]
+    degrees = [
+        count for count in range(1, most + 1) if (shards % count == 0 if same_bits else _divides(config, count, group))
+    ]
     if degree not in degrees:
         bits = " with the same bits across degrees" if same_bits else ""
+        groups = f" of {config.head_dim}, weights in groups of {group} inputs" if compiled else ""
         raise InvalidRequest(
             f"tensor_parallel {degree}: {name} has {config.num_heads} attention heads and {config.num_kv_heads} "
-            f"key/value heads, and can be split{bits} over {_listed(degrees)} only"
+            f"key/value heads{groups}, and can be split{bits} over {_listed(degrees)} only"
         )
-    return Split(degree=degree, shards=shards, same_bits=same_bits)
+    return Split(degree=degree, shards=shards, same_bits=same_bits, compiled=compiled)
 
 
 def _powers(most: int) -> list[int]:
     return [1 << shift for shift in range(most.bit_length())]
 
 
-def _divides(config: ModelConfig, shards: int) -> bool:
-    """Whether each shard has as many heads as the others, and the key/value heads that these read."""
-    if config.num_heads % shards or shards > config.intermediate_size or shards > config.vocab_size:
+def _divides(config: ModelConfig, shards: int, group: int) -> bool:
+    """Whether each shard has as many heads as the others, the key/value heads that these read, and whole groups of
+    inputs."""
+    if config.num_heads % shards or shards > config.intermediate_size // group or shards > config.vocab_size:
+        return False
+    if config.num_heads // shards * config.head_dim % group:
         return False
     return config.num_kv_heads % shards == 0 or shards % config.num_kv_heads == 0
 
@@ -111,7 +131,7 @@ def _span(kind: str, config: ModelConfig, shard: int, split: Split) -> tuple[int
     if kind in ("embed", "head"):
         return _part(config.vocab_size, shard, split)
     if kind in ("gate", "up", "down"):
-        return _part(config.intermediate_size, shard, split)
+        return _columns(config, shard, split)
     if kind in ("k", "v"):
         start, stop = kv_heads(config, shard, split)
     else:
@@ -131,6 +151,17 @@ def _part(count: int, shard: int, split: Split) -> tuple[int, int]:
     return count * shard // split.shards, count * (shard + 1) // split.shards
 
 
+def _columns(config: ModelConfig, shard: int, split: Split) -> tuple[int, int]:
+    """Return the columns of the MLP that a shard has: whole groups."""
+    start, stop = _part(config.intermediate_size // split.group, shard, split)
+    return start * split.group, stop * split.group
+
+
+def inputs_of_shards(kind: str, config: ModelConfig, rank: int, split: Split) -> list[int]:
+    """Count the inputs of o, or of down, that each shard of a rank has."""
+    return [stop - start for start, stop in (_span(kind, config, shard, split) for shard in split.of_rank(rank))]
+
+
 def vocabulary(config: ModelConfig, shard: int, split: Split) -> tuple[int, int]:
     """Return the first token of a shard's embeddings and outputs, and the one after its last."""
     return _part(config.vocab_size, shard, split)
@@ -139,7 +170,7 @@ def vocabulary(config: ModelConfig, shard: int, split: Split) -> tuple[int, int]
 def shard_config(config: ModelConfig, shard: int, split: Split) -> ModelConfig:
     """Return the config of a shard: a decoder with some of the heads, MLP columns and tokens."""
     first, end = kv_heads(config, shard, split)
-    start, stop = _part(config.intermediate_size, shard, split)
+    start, stop = _columns(config, shard, split)
     low, high = vocabulary(config, shard, split)
     return replace(
         config,

@@ -15,8 +15,7 @@ from paceline.errors import RankLost
 from paceline.runner.loading.memory import available_memory
 from paceline.runner.parallel.exchange import Exchange, join
 from paceline.runner.parallel.messages import Call, Failed, Free, Hello, Join, Load, Loaded, Pipe, versions, whole
-from paceline.runner.parallel.part import load_part, use_threads
-from paceline.runner.parallel.sharded_decoder import ShardedDecoder
+from paceline.runner.parallel.part import Part, load_part, use_threads
 
 
 def main(descriptor: int) -> int:
@@ -40,13 +39,20 @@ def serve(pipe: Pipe) -> None:
     joining = pipe.receive()
     assert isinstance(joining, Join), f"{joining} comes before a rank has joined"
     use_threads(joining.threads)
-    exchange = join(Path(joining.store), rank=joining.rank, size=joining.size, timeout=joining.timeout)
-    models: dict[int, ShardedDecoder] = {}
+    exchange = join(
+        Path(joining.store),
+        rank=joining.rank,
+        size=joining.size,
+        timeout=joining.timeout,
+        memory=joining.memory,
+        pipes=[pipe.fileno()],
+    )
+    models: dict[int, Part] = {}
     while True:
         _obey(pipe, exchange, models)
 
 
-def _obey(pipe: Pipe, exchange: Exchange, models: dict[int, ShardedDecoder]) -> None:
+def _obey(pipe: Pipe, exchange: Exchange, models: dict[int, Part]) -> None:
     match pipe.receive():
         case Load() as load:
             models[load.key] = load_part(load, exchange)

@@ -13,7 +13,9 @@ import torch
 from paceline.config import EngineConfig
 from paceline.engine.assemble import read_target
 from paceline.errors import InvalidRequest, OutOfMemory
+from paceline.kernels.cpu.topology import Core, Machine
 from paceline.llm import LLM
+from paceline.models.weights import Format
 from paceline.runner.loading import rank_threads
 from paceline.runner.loading.models import ReadyModel, read_model
 from paceline.runner.loading.splitting import split_model
@@ -42,7 +44,7 @@ def split(ready: ReadyModel, degree: int = 2, *, same_bits: bool = False, thread
 def test_it_says_how_it_runs(path: Path) -> None:
     ready = read_model(str(path), format="fp32")
     made = split(ready)
-    assert made.why == "torch, split over 2 ranks; the compiled program for quantised weights is not split"
+    assert made.why == "torch, split over 2 ranks"
     assert (made.compiled, made.bitwise, made.rank_timeout) == (False, False, 3.0)
     assert made.page_bytes == ready.page_bytes
     assert split(ready, 4).page_bytes == 2 * ready.page_bytes  # two key/value heads on four ranks
@@ -51,12 +53,31 @@ def test_it_says_how_it_runs(path: Path) -> None:
     assert split(ready, 4, same_bits=True).known_threads(None).threads == 1
 
 
-def test_a_quantised_file_is_read_as_floats() -> None:
+def test_a_quantised_file_runs_compiled() -> None:
     ready = read_model("smollm2")
+    made = split(ready, 3, threads=2)
+    assert made.stored is not None
+    assert (made.stored.format, made.compiled, made.bitwise, made.has_whole_program) == ("native", True, True, False)
+    assert made.why == f"{ready.why}, split over 3 ranks"
+    assert made.page_bytes == ready.page_bytes
+    assert made.unread_bytes == ready.unread_bytes
+    assert (made.known_threads(None).threads, made.known_threads(3).threads) == (1, 3)
+
+
+def test_a_quantised_file_is_read_as_floats_where_nothing_is_compiled() -> None:
+    ready = replace(read_model("smollm2"), compiled=False)
     made = split(ready, 3)
     assert made.stored is not None
-    assert (made.stored.format, made.compiled, ready.compiled) == ("fp32", False, True)
+    assert (made.stored.format, made.compiled, made.why) == ("fp32", False, "torch, split over 3 ranks")
     assert made.unread_bytes == 4 * sum(part.parameters for part in made.parts)
+
+
+def test_copies_of_heads_in_a_compiled_model(path: Path) -> None:
+    """Two key/value heads: the same on both ranks of a pair, but once for the two shards of a rank."""
+    ready = read_model(str(path), format="int4")
+    assert split(ready, 2).page_bytes == ready.page_bytes
+    assert split(ready, 2, same_bits=True).page_bytes == ready.page_bytes
+    assert split(ready, 2, same_bits=True, threads=2).known_threads(2).threads == 2
 
 
 @pytest.mark.parametrize(
@@ -72,9 +93,20 @@ def test_what_cannot_be_split(path: Path, degree: int, options: dict[str, Any], 
         split(read_model(str(path), format="fp32"), degree, **options)
 
 
-def test_formats_and_places_that_are_not_split(path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="program for int8 weights is not split; take format fp32 or bf16"):
-        split(read_model(str(path), format="int8"))
+def test_formats_and_places_that_are_not_split(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidRequest, match="tensor_parallel 2: int8 weights do not run compiled here"):
+        split(replace(read_model(str(path), format="int8"), compiled=False))
+    with pytest.raises(InvalidRequest, match=r"with one scale for all inputs, .*; take format int4"):
+        split(read_model(str(path), format="int8"), 1, same_bits=True)
+    with pytest.raises(
+        InvalidRequest,
+        match=r"tensor_parallel 4: .* 4 attention heads and 2 key/value heads of 16, "
+        "weights in groups of 32 inputs, and can be split over 1 or 2 ranks only",
+    ):
+        split(read_model(str(path), format="int4"), 4)
+    monkeypatch.setattr(rank_threads, "default_threads", lambda: 100)
+    with pytest.raises(InvalidRequest, match="this process may use 100; take 64 at most"):
+        split(read_model(str(path), format="int4"), 65)
     with pytest.raises(InvalidRequest, match=r"ranks read weights from files, and .* has none"):
         split(replace(read_model(str(path), format="fp32"), stored=None))
     decoder: Any = SimpleNamespace(device=torch.device("cuda"), weight_bytes=0)
@@ -90,13 +122,37 @@ def test_a_rank_without_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         LLM(str(path), format="fp32", drafter=[], same_bits_across_degrees=True, kv_memory=8 << 20)
 
 
-def test_an_llm_in_shards(path: Path) -> None:
+@pytest.mark.parametrize("format", ["fp32", "int4"])
+def test_an_llm_in_shards(path: Path, format: Format) -> None:
     """One process with the shards of every degree says what the unsplit model says."""
     before = torch.get_num_threads()
-    made = LLM(str(path), format="fp32", drafter=[], same_bits_across_degrees=True)
+    made = LLM(str(path), format=format, drafter=[], same_bits_across_degrees=True)
     assert isinstance(made.parts.context.target, SplitForward)
-    whole = LLM(str(path), format="fp32", drafter=[])
+    assert made.parts.bitwise == (format == "int4")
+    whole = LLM(str(path), format=format, drafter=[])
     assert made.generate("abcabc", GREEDY)[0].tokens == whole.generate("abcabc", GREEDY)[0].tokens
     [one], [other] = made.embed("abc"), whole.embed("abc")
-    assert torch.tensor(one).dot(torch.tensor(other)).item() == pytest.approx(1, abs=1e-5)
+    assert torch.tensor(one).dot(torch.tensor(other)).item() == pytest.approx(1, abs=1e-3 if format == "int4" else 1e-5)
     torch.set_num_threads(before)
+
+
+def test_workers_keep_to_their_own_cores() -> None:
+    """Where memory has several nodes; rank 0, which starts the workers, takes the first cores anyway."""
+    cores = tuple(Core((i, i + 8), node=i // 4, efficient=False) for i in range(8))
+    two_nodes = Machine(cores)
+    assert rank_threads.cpus_of_a_rank(two_nodes, 0, 4) == set()
+    assert rank_threads.cpus_of_a_rank(two_nodes, 1, 4) == {4, 5, 6, 7, 12, 13, 14, 15}
+    assert rank_threads.cpus_of_a_rank(two_nodes, 2, 3) == set(), "there are too few left"
+    one_node = Machine(tuple(replace(core, node=0) for core in cores))
+    assert rank_threads.cpus_of_a_rank(one_node, 1, 4) == set()
+
+
+@pytest.mark.slow
+def test_an_llm_over_compiled_ranks() -> None:
+    """A quantised file with its own bits over three processes, by all that `tensor_parallel` goes through."""
+    made = LLM("smollm2", drafter=[], tensor_parallel=3, rank_timeout=100)
+    assert made.parts.bitwise
+    whole = LLM("smollm2", drafter=[])
+    prompts = ["The capital of France is", "def add(a, b):"]
+    one, other = ([answer.tokens for answer in llm.generate(prompts, GREEDY)] for llm in (made, whole))
+    assert one == other

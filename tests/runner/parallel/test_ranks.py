@@ -16,15 +16,17 @@ import pytest
 import torch
 
 from paceline.errors import ModelFileError, OutOfMemory, RankLost
-from paceline.kernels.base import PAGE_SIZE
+from paceline.kernels.base import PAGE_SIZE, Batch, Output
 from paceline.runner.forwards.torch import TorchForward
+from paceline.runner.parallel import messages
 from paceline.runner.parallel import ranks as module
 from paceline.runner.parallel.exchange import Exchange
 from paceline.runner.parallel.forward import SplitForward, check_memory
 from paceline.runner.parallel.messages import Failed, Hello, Message, versions
 from paceline.runner.parallel.ranks import Ranks, Worker
 from paceline.types import OFF, Finish, Request, SamplingParams
-from tests.rig import RIGS, build
+from tests.rig import RIGS, Rig, build
+from tests.runner.parallel.compiled_ranks import CompiledRanks, apart
 from tests.runner.parallel.split_models import PATIENCE, Threads, split_over, write_tiny
 from tests.runs import Run, prompt
 from tests.tiny_batches import chunks_of
@@ -118,12 +120,16 @@ class KillsAt:
 
 
 def loses_a_rank(path: Path, *, after: int, number: signal.Signals, timeout: float, size: int = 2) -> str:
-    """Run requests, lose a rank, check that every request ends once, and return what the engine says."""
     ranks = Ranks(size, threads=1, timeout=timeout)
     forward = split_over(ranks, path, same_bits=False, num_pages=PAGES)
     rig = build("eager", {"noisy": RIGS["model"]["noisy"]}, forward=forward)
     pids = list(ranks.pids().values())
     KillsAt(ranks.exchange, pids[after % len(pids)], after=after, number=number)
+    return loses(rig, ranks, pids, timeout=timeout)
+
+
+def loses(rig: Rig, ranks: Ranks, pids: list[int], *, timeout: float) -> str:
+    """Run requests until a rank is lost, check that every request ends once, and return what the engine says."""
     run = Run(rig)
     run.submit(asked())
     began = time.monotonic()
@@ -273,3 +279,105 @@ def test_a_forward_says_what_it_is(two: Ranks, path: Path) -> None:
     assert isinstance(forward, SplitForward)
     assert (forward.vocab_size, forward.bitwise, forward.kv.num_pages, forward.taps) == (97, False, 9, (1,))
     assert PAGE_SIZE * forward.kv.num_pages == 144
+
+
+# ── compiled ranks ──
+
+
+class Interrupts:
+    """Sends a worker signals before and while rank 0 runs a pass, and so waits for the worker's sums."""
+
+    def __init__(self, forward: SplitForward, pid: int, *, after: int, number: signal.Signals) -> None:
+        self._compute, self._pid, self._after, self._number = forward._part.compute, pid, after, number
+        forward._part.compute = self._stopped  # type: ignore[method-assign]
+
+    def _stopped(self, batch: Batch) -> Output | None:
+        self._after -= 1
+        if self._after == 0:
+            os.kill(self._pid, signal.SIGSTOP)
+            threading.Timer(0.3, os.kill, (self._pid, self._number)).start()
+        return self._compute(batch)
+
+
+def loses_a_compiled_rank(path: Path, *, after: int, number: signal.Signals, timeout: float) -> str:
+    ranks = Ranks(2, threads=1, timeout=timeout)
+    forward = split_over(ranks, path, same_bits=False, num_pages=PAGES, format="int8")
+    rig = build("eager", {"noisy": RIGS["model"]["noisy"]}, forward=forward)
+    pid = ranks.pids()[1]
+    Interrupts(forward, pid, after=after, number=number)
+    return loses(rig, ranks, [pid], timeout=timeout)
+
+
+@pytest.mark.parametrize("after", [1, 5])
+def test_a_compiled_rank_is_killed(path: Path, after: int) -> None:
+    """Rank 0 waits inside the pass for a worker that is stopped, and hears of its end at once."""
+    said = loses_a_compiled_rank(path, after=after, number=signal.SIGKILL, timeout=PATIENCE)
+    assert said == "RankLost: rank 1 was killed by SIGKILL"
+
+
+def test_a_compiled_rank_is_stuck(path: Path) -> None:
+    said = loses_a_compiled_rank(path, after=3, number=signal.SIGSTOP, timeout=1.0)
+    assert said == "RankLost: rank 1 is stuck: no answer for 1 s"
+
+
+def test_a_compiled_rank_goes_on(two: Ranks, path: Path) -> None:
+    """A worker that is stopped for a moment delays the pass, and changes nothing."""
+    [batch] = chunks_of(TOKENS, (20,))
+    forward = split_over(two, path, same_bits=False, num_pages=8, format="int8")
+    expected = forward(batch).logits.clone()
+    Interrupts(forward, two.pids()[1], after=1, number=signal.SIGCONT)
+    assert torch.equal(forward(batch).logits, expected)
+
+
+def test_compiled_processes_compute_what_threads_compute(
+    two: Ranks, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apart(monkeypatch)
+    threads = CompiledRanks.of(TARGET.config, TARGET.weights, 2)
+    forward = split_over(two, path, same_bits=False, num_pages=8, format="int4", taps=(1,))
+    for batch in chunks_of(TOKENS, (20, 5, 1, 14)):
+        output, expected = forward(batch), threads.compute(batch)
+        assert torch.equal(output.logits, expected.logits)
+        assert torch.equal(output.argmax, expected.argmax)
+    assert torch.equal(torch.stack(forward.kv.read(torch.arange(128))), threads.read(torch.arange(128)))
+    assert forward.bitwise
+    floats = split_over(two, path, same_bits=False, num_pages=8)
+    tokens = torch.arange(97, dtype=torch.int32)
+    torch.testing.assert_close(forward.embed(tokens), floats.embed(tokens), rtol=0.1, atol=0.02)
+
+
+def test_versions_cover_the_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ranks with other C sources would add other bits."""
+    (tmp_path / "kernels" / "cpu").mkdir(parents=True)
+    monkeypatch.setattr(messages, "PACKAGE", tmp_path)
+    found = set()
+    for name in ("a.py", "a.c", "a.h", "a.txt"):
+        (tmp_path / "kernels" / "cpu" / name).write_text("1", encoding="utf-8")
+        found.add(versions.__wrapped__())
+    assert len(found) == 3, "a text decides on no bits"
+
+
+@pytest.mark.slow
+def test_a_compiled_worker_outlives_nobody(path: Path) -> None:
+    """Rank 0 is killed while a worker waits for its sums."""
+    program = (
+        "import sys, time, torch\n"
+        "from pathlib import Path\n"
+        "from paceline.runner.parallel.messages import Call, flat\n"
+        "from paceline.runner.parallel.ranks import Ranks\n"
+        "from tests.runner.parallel.split_models import split_over\n"
+        "from tests.tiny_batches import chunks_of\n"
+        "ranks = Ranks(2, threads=1, timeout=600.0)\n"
+        "forward = split_over(ranks, Path(sys.argv[1]), same_bits=False, num_pages=8, format='int8')\n"
+        "ranks._tell(Call(forward._key, 'compute', (flat(chunks_of([1, 2, 3], (3,))[0]),)))\n"
+        "time.sleep(1)\nprint(ranks.pids()[1], flush=True)\ntime.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        pid = int(first.stdout.readline())
+        assert _runs(pid)
+        first.kill()
+    until = time.monotonic() + PATIENCE
+    while _runs(pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not _runs(pid)

@@ -14,7 +14,14 @@ from paceline.models.shapes import SHAPES
 from paceline.models.tensor_names import expected_shapes
 from paceline.models.weights import load_weights
 from paceline.runner.parallel.sharded_source import ShardedSource
-from paceline.runner.parallel.split import Split, kv_heads, piece_of, plan_split, shard_config
+from paceline.runner.parallel.split import (
+    Split,
+    inputs_of_shards,
+    kv_heads,
+    piece_of,
+    plan_split,
+    shard_config,
+)
 from tests.runner.parallel.split_models import VARIANTS, cut, write_tiny
 from tests.tiny_models import TARGET, random_weights
 
@@ -82,7 +89,7 @@ def test_a_shard_of_a_quantised_file() -> None:
         assert isinstance(whole, torch.Tensor)
         assert piece is not None
         assert torch.equal(part, whole.narrow(0 if piece.axis == "rows" else 1, piece.start, piece.size))
-    assert not source.quantised
+    assert source.quantised
 
 
 def test_kv_memory_counts_copies() -> None:
@@ -120,3 +127,38 @@ def test_shards_of_every_degree() -> None:
     assert [plan_split("x", llama, degree=n, same_bits=True).shards for n in (1, 2, 4, 8)] == [8, 8, 8, 8]
     assert [plan_split("x", llama, degree=n, same_bits=False).shards for n in (1, 2, 4, 8)] == [1, 2, 4, 8]
     assert "8 shards, with the same bits" in plan_split("x", llama, degree=8, same_bits=True).spoken
+
+
+def test_compiled_shards_are_cut_between_groups() -> None:
+    """96 columns of the MLP are three groups of 32: one on the first rank, two on the second."""
+    split = plan_split("tiny", CONFIG, degree=2, same_bits=False, compiled=True)
+    assert [shard_config(CONFIG, rank, split).intermediate_size for rank in range(2)] == [32, 64]
+    assert [inputs_of_shards("down", CONFIG, rank, split) for rank in range(2)] == [[32], [64]]
+    assert [inputs_of_shards("o", CONFIG, rank, split) for rank in range(2)] == [[32], [32]]
+
+
+def test_compiled_ranks_have_whole_heads() -> None:
+    """With the same bits at every degree, a rank has its shards' heads in one piece, and cuts their sums alone."""
+    config = replace(CONFIG, head_dim=32, intermediate_size=160)
+    split = plan_split("tiny", config, degree=2, same_bits=True, compiled=True)
+    assert (split.shards, split.by_ranks.shards) == (4, 2)
+    assert shard_config(config, 1, split.by_ranks).num_heads == 2
+    assert [inputs_of_shards("o", config, rank, split) for rank in range(2)] == [[32, 32], [32, 32]]
+    assert [inputs_of_shards("down", config, rank, split) for rank in range(2)] == [[32, 32], [32, 64]]
+    assert split.page_bytes(config, torch.bfloat16) == Split(1, 1).page_bytes(config, torch.bfloat16)
+    four = plan_split("tiny", config, degree=4, same_bits=True, compiled=True)
+    assert four.page_bytes(config, torch.bfloat16) == 2 * Split(1, 1).page_bytes(config, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "allowed"),
+    [
+        ({}, "1 or 2"),
+        ({"intermediate_size": 32}, "1 rank only"),
+        ({"head_dim": 32, "intermediate_size": 160}, "1, 2 or 4"),
+    ],
+)
+def test_groups_that_shards_would_cut(changes: dict[str, int], allowed: str) -> None:
+    config = replace(CONFIG, **changes)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match=f"weights in groups of 32 inputs, and can be split over {allowed}"):
+        plan_split("tiny", config, degree=3, same_bits=False, compiled=True)

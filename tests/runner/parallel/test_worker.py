@@ -33,7 +33,7 @@ from tests.runner.parallel.split_models import write_tiny
 from tests.tiny_batches import chunks_of
 from tests.tiny_models import TARGET
 
-JOIN = Join(rank=0, size=1, store="unused", timeout=1.0, threads=1)
+JOIN = Join(rank=0, size=1, store="unused", timeout=1.0, threads=1, memory=-1)
 
 
 @pytest.fixture(autouse=True)

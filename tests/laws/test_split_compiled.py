@@ -1,0 +1,102 @@
+"""Laws 1, 2, 4 and 6 for a compiled model that is split over two processes.
+
+It is bitwise, so speculation changes neither a token nor the bits of its log-probability, and keys and values are those
+of a fresh prefill to the bit. Texts are compared with those of the same split: another one adds in another order.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.runner.parallel.forward import SplitForward
+from paceline.runner.parallel.ranks import Ranks
+from paceline.types import Rule
+from tests.laws import test_law_4_kv, under_law
+from tests.laws.test_law_4_kv import assert_remembered, walk
+from tests.laws.test_split_models import COUNT, MIXES, NAMES, NEIGHBOURS, engine, requests, said
+from tests.rig import Made, Rig
+from tests.runner.parallel.split_models import PATIENCE, split_over, write_tiny
+from tests.runs import Key, plain, run, tokens_of
+from tests.tiny_models import TARGET
+
+Said = dict[Key, tuple[list[int], list[Any]]]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("tiny"), TARGET.config, TARGET.weights)
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    ranks = Ranks(2, threads=1, timeout=PATIENCE)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="module")
+def alone(two: Ranks, path: Path) -> Callable[[str], Said]:
+    """What each request says without speculation, all of them in one batch."""
+
+    @functools.cache
+    def answers(law: str) -> Said:
+        return said(run(split(two, path), plain(requests(law, logprobs=3))))
+
+    return answers
+
+
+def split(ranks: Ranks, path: Path, drafters: dict[str, Made] | None = None, **options: Any) -> Rig:
+    rig = engine(ranks, path, drafters, format="int8", **options)
+    assert isinstance(rig.forward, SplitForward)
+    assert rig.forward.bitwise
+    return rig
+
+
+def drafters(law: str, names: tuple[str, ...]) -> dict[str, Made]:
+    return {name: under_law.made(name, "compiled", law, COUNT) for name in names}
+
+
+@pytest.mark.parametrize("law", ["greedy", "sampled"])
+def test_all_drafters_in_one_batch(two: Ranks, path: Path, law: str, alone: Callable[[str], Said]) -> None:
+    """Laws 1 and 2, chains and trees, with the bits of log-probabilities."""
+    rig = split(two, path, drafters(law, NAMES))
+    assert said(run(rig, requests(law, logprobs=3), every=2)) == alone(law)
+    assert rig.engine.stats.accepted > 0
+    assert all(guard.out is None for guard in rig.engine.drafters.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", ["greedy", "sampled"])
+@pytest.mark.parametrize("name", NAMES)
+def test_each_drafter(two: Ranks, path: Path, name: str, law: str) -> None:
+    rig = split(two, path, {name: under_law.made(name, "compiled", law)})
+    asked = under_law.asked(name, "compiled", law, (Rule.COUPLED,))
+    assert tokens_of(run(rig, asked)) == tokens_of(run(split(two, path), plain(asked)))
+    assert rig.engine.stats.drafted > 0
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_in_any_mix(two: Ranks, path: Path, mix: str, alone: Callable[[str], Said]) -> None:
+    """Law 6, with preemption where pages are few."""
+    rig = split(two, path, drafters("sampled", NEIGHBOURS), **MIXES[mix])
+    told = said(run(rig, requests("sampled", NEIGHBOURS, logprobs=3), every=1))
+    expected = alone("sampled")
+    assert told == {key: expected[key] for key in told}
+    assert (rig.engine.stats.preemptions > 0) == (mix == "few pages")
+
+
+def test_a_walk_leaves_the_kv_of_a_prefill(two: Ranks, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law 4, bit by bit: heads of both ranks, and what the prefix cache remembers."""
+    fresh = split_over(two, path, same_bits=False, num_pages=10, format="int8")
+    monkeypatch.setattr(test_law_4_kv, "fresh_forward", lambda backend: fresh)
+    rig = split(two, path, drafters("sampled", ("tree",)))
+    asked = [replace(r, cache_salt=str(i % 2)) for i, r in enumerate(under_law.requests("sampled", (Rule.COUPLED,)))]
+    told = walk(rig, "compiled", asked)
+    assert 0 < rig.engine.stats.accepted < rig.engine.stats.drafted
+    assert_remembered(rig, "compiled", asked, told)
