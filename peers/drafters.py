@@ -37,6 +37,9 @@ PAGE = ROOT / "docs" / "drafters.md"
 SETS = ("mt_bench", "humaneval", "gsm8k", "code_edit", "spec_bench", "bfcl")  # sets that come with the package
 FORMATS = ("auto", "int8")
 SMOLLM2 = ("eagle:smollm2", "suffix", "ngram")
+QWEN_ROUNDS = 1  # a model of ten times the size takes ten times as long
+WITHOUT_TRAINING = ("recycling", "lookahead", "layers:auto")
+SELF = "self:int4"  # has fewer bits than the target in int8 alone
 TABLE = re.compile(r"(<!-- drafters: begin[^>]*-->\n).*(<!-- drafters: end -->)", flags=re.DOTALL)
 HEADER = (
     "target", "format", "drafter", "set", "tokens/step", "accepted", "by position", "draft ms", "× plain", "same",
@@ -51,31 +54,48 @@ class Run:
     drafters: tuple[str, ...]  # as --drafter takes them
     format: str
     set: str
+    portfolio: bool = False  # has a cell of its own
+    rounds: int = 3  # turns of each way
 
     @property
     def cells(self) -> dict[str, str]:
         """The drafter of each cell, as a user names it, by the name that its record has."""
         names = {words: words.partition(":")[0] for words in self.drafters}
-        beside = {PORTFOLIO: "portfolio"} if len(self.drafters) > 1 else {}
+        beside = {PORTFOLIO: "portfolio"} if self.portfolio else {}
         return {name: words for words, name in names.items()} | beside
 
     def argv(self, args: argparse.Namespace) -> list[str]:
         drafters = [word for words in self.drafters for word in ("--drafter", words)]
-        size = ["--count", str(args.count), "--max-tokens", str(args.max_tokens), "--rounds", str(args.rounds)]
+        size = ["--count", str(args.count), "--max-tokens", str(args.max_tokens), "--rounds", str(self.rounds)]
         data = [] if args.data is None else ["--data", str(args.data)]
         what = [self.target, "--format", self.format, *drafters, "--prompts", self.set]
         return ["bench", "offline", *what, *size, *data, "--device", "cpu", "--json"]
 
 
 def runs(args: argparse.Namespace) -> Iterator[Run]:
-    """Yield all runs: one of each target and drafter first, then further sets and formats."""
-    groups: list[tuple[str, tuple[str, ...]]] = [("smollm2", SMOLLM2)]
-    if args.qwen is not None:
-        models = [f"model:{name}" for name in (args.sibling, "smollm2") if name is not None]
-        groups += [(args.qwen, drafters) for drafters in (*((words,) for words in models), ("suffix", "ngram"))]
+    """Yield all runs: those of each target on one set in one format, then of further sets and formats."""
     for format in FORMATS:
         for name in args.sets:
-            yield from (Run(target, drafters, format, name) for target, drafters in groups)
+            yield from _of_smollm2(format, name)
+            if args.qwen is not None:
+                models = tuple(f"model:{each}" for each in (args.sibling, "smollm2") if each is not None)
+                yield from _of_qwen(args.qwen, models, format, name)
+
+
+def _of_smollm2(format: str, name: str) -> Iterator[Run]:
+    yield Run("smollm2", SMOLLM2, format, name, portfolio=True)
+    yield Run("smollm2", _without_training(format), format, name)
+
+
+def _of_qwen(target: str, models: Sequence[str], format: str, name: str) -> Iterator[Run]:
+    """Yield the runs of a target without a head: each model in a run of its own, since all have the same short name."""
+    for words in models:
+        yield Run(target, (words,), format, name, rounds=QWEN_ROUNDS)
+    yield Run(target, ("suffix", "ngram", *_without_training(format)), format, name, rounds=QWEN_ROUNDS)
+
+
+def _without_training(format: str) -> tuple[str, ...]:
+    return (*WITHOUT_TRAINING, SELF) if format == "int8" else WITHOUT_TRAINING
 
 
 def missing(wanted: Sequence[Run], known: Sequence[Record]) -> list[Run]:
@@ -136,7 +156,7 @@ def setup(args: argparse.Namespace) -> Record:
     import torch
 
     machine = describe(torch.device("cpu"))
-    return {"count": args.count, "max_tokens": args.max_tokens, "rounds": args.rounds, "cpu": machine["cpu"]}
+    return {"count": args.count, "max_tokens": args.max_tokens, "cpu": machine["cpu"]}
 
 
 # ── the table ──
@@ -193,7 +213,6 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, metavar="DIR", help="prompt sets that go before the shipped ones")
     parser.add_argument("--count", type=int, default=10, help="prompts of a cell (default: 10)")
     parser.add_argument("--max-tokens", type=int, default=64, help="of an answer (default: 64)")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of a cell (default: 3)")
     return parser.parse_args(argv)
 
 

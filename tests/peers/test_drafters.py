@@ -34,15 +34,19 @@ def measured(run: Run, args: Namespace) -> list[dict[str, Any]]:
 def test_all_runs() -> None:
     usual = list(runs(options([])))
     assert {run.target for run in usual} == {"smollm2"}
-    assert len(usual) == len(drafters.SETS) * len(drafters.FORMATS)
+    assert len(usual) == 2 * len(drafters.SETS) * len(drafters.FORMATS)
     assert usual[0].cells == {"eagle": "eagle:smollm2", "suffix": "suffix", "ngram": "ngram", "portfolio": "portfolio"}
     pair = list(runs(options(["--qwen", "big.gguf", "--sibling", "small.gguf", "--sets", "gsm8k"])))
     assert {run.drafters for run in pair if run.target == "big.gguf"} == {
         ("model:small.gguf",),
         ("model:smollm2",),
-        ("suffix", "ngram"),
+        ("suffix", "ngram", "recycling", "lookahead", "layers:auto"),
+        ("suffix", "ngram", "recycling", "lookahead", "layers:auto", "self:int4"),
     }
-    argv = pair[1].argv(options(["--data", "sets"]))
+    assert {run.rounds for run in pair if run.target == "big.gguf"} == {1}
+    [beside] = [run for run in usual if run.format == "int8" and run.set == "gsm8k" and not run.portfolio]
+    assert list(beside.cells) == ["recycling", "lookahead", "layers", "self"]
+    argv = pair[2].argv(options(["--data", "sets"]))
     assert argv[:6] == ["bench", "offline", "big.gguf", "--format", "auto", "--drafter"]
     assert argv[argv.index("--data") + 1] == "sets"
 
@@ -51,7 +55,7 @@ def test_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "cells.jsonl"
     args = options(["--save", str(file), "--sets", "gsm8k", "mt_bench", "--minutes", "1e-9"])
     assert work(args, measure=measured) == 0
-    assert "4 runs are left" in capsys.readouterr().err
+    assert "8 runs are left" in capsys.readouterr().err
     args.minutes, done = None, []
 
     def once(run: Run, args: Namespace) -> list[dict[str, Any]]:
@@ -65,7 +69,7 @@ def test_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert missing(list(runs(args)), drafters.read(file)) == list(runs(args))[1:]
     assert work(args, measure=measured) == 0
     assert missing(list(runs(args)), drafters.read(file)) == []
-    assert len(drafters.read(file)) == 4 * 4
+    assert len(drafters.read(file)) == 4 * 4 + 2 * 3 + 2 * 4
 
 
 def test_a_run_that_fails_leaves_the_others(tmp_path: Path) -> None:
@@ -73,7 +77,7 @@ def test_a_run_that_fails_leaves_the_others(tmp_path: Path) -> None:
         raise ValueError("status 2")
 
     args = options(["--save", str(tmp_path / "cells.jsonl"), "--sets", "gsm8k"])
-    assert work(args, measure=fails) == 2
+    assert work(args, measure=fails) == 4
 
 
 def test_one_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +115,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     write.write_text(MARKS)
     argv = ["--save", str(tmp_path / "cells.jsonl"), "--write", str(write), "--sets", "gsm8k"]
     assert main([*argv, "--list"]) == 0
-    assert capsys.readouterr().out.count("paceline bench offline smollm2") == 2
+    assert capsys.readouterr().out.count("paceline bench offline smollm2") == 4
     assert main([*argv, "--page"]) == 0
     assert "No results" in write.read_text()
     monkeypatch.setattr(drafters, "work", lambda args: 1)
