@@ -7,6 +7,7 @@ are under `runs`, and pairs of them under `comparisons`. Failed requests are cou
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -102,10 +103,18 @@ def figures(
         "tokens_per_chunk": total_out / chunks if chunks else None,
         "tokens_per_chunk_counts": _counts(good),
         **_latencies(good),
+        "median_delivery_ms": _delivery(good),
         **(counters.record() if counters else {}),
         "categories": categories(good),
         **_lists(outcomes),
     }
+
+
+def _delivery(good: Sequence[RequestOutcome]) -> float | None:
+    """Return the median time that first tokens took outside of the engine, in ms; None: the server does not say."""
+    inside = [(o.ttft, (o.speculation or {}).get("time_to_first_token")) for o in good]
+    outside = [ttft - seconds for ttft, seconds in inside if isinstance(seconds, (int, float))]
+    return 1e3 * statistics.median(outside) if outside else None
 
 
 def _within(outcome: RequestOutcome, goodput: Mapping[str, float]) -> bool:

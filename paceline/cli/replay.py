@@ -136,17 +136,20 @@ def _simulated(args: Namespace, traffic: Traffic, real: dict[str, Any] | None) -
     from paceline.replay.simulate import simulate
 
     _check_model(args, traffic)
+    outside = None if real is None else real.get("median_delivery_ms")
     with progress_bar("loading", unit="") as progress:
         plan = _measured(args, traffic, progress)
         schedule = plan.schedule
         progress.phase("calibrating on the record")
+        delivery = schedule.delivery if outside is None else outside / 1e3
         given = Calibration(args.scale, 1.0, f"scaled by {args.scale:g}, as given") if args.scale else None
         scaling = given or calibrate(plan.settings, schedule)
         runs: list[Run] = []
         for setting in plan.settings:
             progress.phase(f"simulating {setting.name}", unit="answers", total=len(schedule.arrivals))
             times = setting.times.scaled(scaling.scale, reading=scaling.reading)
-            runs.append(simulate(replace(setting, times=times), schedule.arrivals, tick=progress.count))
+            now = replace(setting, times=times, delivery=delivery)
+            runs.append(simulate(now, schedule.arrivals, tick=progress.count))
             if runs[-1].interrupted:
                 break
     recorded = recorded_outcomes(schedule)
@@ -157,7 +160,8 @@ def _simulated(args: Namespace, traffic: Traffic, real: dict[str, Any] | None) -
         "scale": scaling.scale,
         "reading": scaling.reading,
         "scaling": scaling.source,
-        "delivery": schedule.delivery,
+        "delivery": delivery,
+        "delivery_source": "the record" if outside is None else "the real replay",
     }
     found = record(rows, facts, notes=[*schedule.notes, *unknowns(schedule)])
     if real is not None:
@@ -183,7 +187,7 @@ def _measured(args: Namespace, traffic: Traffic, progress: Progress) -> Plan:
         "times": measured.times.record(),
     }
     made = settings(llm, engine_config(args), measured, asked)
-    return Plan(schedule, [replace(setting, delivery=schedule.delivery) for setting in made], facts)
+    return Plan(schedule, made, facts)
 
 
 def _what_if(args: Namespace) -> WhatIf:

@@ -144,7 +144,8 @@ def text(found: Record) -> str:
     parts += [f"acceptance {found['acceptance']}"] if found.get("acceptance") else []
     parts += [f"times {found['scaling']}"] if found.get("scaling") else []
     if found.get("delivery"):
-        parts.append(f"the server adds {1e3 * found['delivery']:.1f} ms before the first token, as in the record")
+        passed = f"{1e3 * found['delivery']:.1f} ms pass outside of the engine before the first token"
+        parts.append(f"{passed}, as in {found['delivery_source']}")
     parts += ["\n".join(f"note: {note}" for note in found["notes"])] if found["notes"] else []
     parts += [line for run in runs for line in failures(run)]
     parts += [errors_text(found["errors_against"])] if found.get("errors_against") else []
