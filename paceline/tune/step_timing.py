@@ -9,6 +9,9 @@ timed apart: in the first turn prompts are new, in the others the prefix cache h
 
 Other machines on the same host make this one slower or faster for minutes, and plain steps by another factor than those
 with drafts. So steps are timed once before anything is measured, to choose what is, and again behind each measurement.
+
+Where answers are timed together, every second one is shorter, so that steps of half as many sequences are timed, too:
+a line between one sequence and eight is 10 to 20 % too low in the middle.
 """
 
 from __future__ import annotations
@@ -25,16 +28,17 @@ from paceline.tune.costs import StepCosts, Table, table_of
 from paceline.tune.traces import Step, trace
 from paceline.tune.ways import PLAIN, Arm, Asking
 
-WARM_TOKENS, COST_TOKENS = 8, 32  # tokens of answers after new prompts, and at most of those whose steps are timed
-FIRST_TURNS, LATER_TURNS = 1, 2  # timed turns of each arm, every second one in reverse order: at first, and again
+WARM_TOKENS, COST_TOKENS = 8, 40  # tokens of answers after new prompts, and at most of those whose steps are timed
+SHORT_SHARE = 5 / 8  # tokens of every second answer, by those of the others
+MIN_HALVED = 4  # sequences from which steps of half as many are timed, too
 WARM_UP, TIMED = -2, -3  # numbers of rounds, which are parts of their salts: no other round finds these prompts
 LADDER_FACTOR = 8  # a number of sequences whose steps are timed, by the one before
 
 
 class Timed(NamedTuple):
-    """Seconds of one drafter's steps, with one number of sequences."""
+    """Seconds of one drafter's steps."""
 
-    table: Table
+    tables: dict[int, Table]  # by the number of sequences
     reading: float  # seconds that the first steps of an answer take longer, for each token of its prompt
     tokens: int  # tokens of answers whose steps were timed, at most
 
@@ -51,27 +55,37 @@ def time_steps(
     began = clock()
     fresh = [(arm, chosen.steps(llm, arm, WARM_TOKENS)) for arm in arms]
     most = cost_tokens(clock() - began, seconds)
-    tables = _tables(chosen, llm, arms, most, turns=FIRST_TURNS)
-    read = sum(map(len, tokens))
-    return {name: Timed(table, reading_of(name, table, batch, fresh, read), most) for name, table in tables.items()}
+    tables, read = _tables(chosen, llm, arms, most), sum(map(len, tokens))
+    return {name: Timed(found, reading_of(name, found, fresh, read), most) for name, found in tables.items()}
 
 
-def time_again(llm: LLM, arms: Sequence[Arm], asking: Asking, batch: int, *, tokens: int) -> dict[str, Table]:
+def time_again(
+    llm: LLM, arms: Sequence[Arm], asking: Asking, batch: int, *, tokens: int
+) -> dict[str, dict[int, Table]]:
     """Time the same steps again, behind prompts that have been read; `tokens`: of each answer, as at first."""
     chosen = _Prompts(*_middle(asking, batch), batch, asking)
     for arm in {arm.drafter: arm for arm in arms}.values():
         chosen.steps(llm, arm, WARM_TOKENS)  # prompts may have left the cache
-    return _tables(chosen, llm, arms, tokens, turns=LATER_TURNS)
+    return _tables(chosen, llm, arms, tokens)
 
 
-def _tables(chosen: _Prompts, llm: LLM, arms: Sequence[Arm], most: int, *, turns: int) -> dict[str, Table]:
-    """Return the seconds of each drafter's steps, from answers of at most so many tokens."""
-    steady: dict[str, list[Step]] = {}
-    for turn in range(turns):
-        gc.collect()  # now, rather than during a step
-        for arm in arms if turn % 2 else reversed(arms):
-            steady.setdefault(arm.drafter, []).extend(chosen.steps(llm, arm, most))
-    return {name: table_of(found) for name, found in steady.items() if found}
+def _tables(chosen: _Prompts, llm: LLM, arms: Sequence[Arm], most: int) -> dict[str, dict[int, Table]]:
+    """Return the seconds of each drafter's steps by the number of sequences, from answers of at most so many tokens."""
+    steady: dict[str, dict[int, list[Step]]] = {}
+    gc.collect()  # now, rather than during a step
+    for arm in arms:
+        for step in whole(chosen.steps(llm, arm, most, apart=True), arm.draft):
+            steady.setdefault(arm.drafter, {}).setdefault(step.sequences, []).append(step)
+    return {name: {size: table_of(found) for size, found in sizes.items()} for name, sizes in steady.items()}
+
+
+def whole(steps: Sequence[Step], draft: int | None) -> Sequence[Step]:
+    """Count drafts that the end of an answer cut as whole, if most have all `draft` tokens: a head takes as many passes
+    for the others, and its step as long."""
+    full = [step.rows == step.sequences * (1 + (draft or 0)) for step in steps]
+    if not draft or 2 * sum(full) <= len(full):
+        return steps
+    return [step._replace(rows=step.sequences * (1 + draft)) for step in steps]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,24 +97,28 @@ class _Prompts:
     batch: int
     asking: Asking
 
-    def steps(self, llm: LLM, arm: Arm, most: int, *, salt: int = TIMED) -> list[Step]:
-        """Decode at most so many tokens of each answer. Prompts with the same `salt` are in the prefix cache."""
+    def steps(self, llm: LLM, arm: Arm, most: int, *, salt: int = TIMED, apart: bool = False) -> list[Step]:
+        """Decode at most so many tokens of each answer, if `apart` fewer of every second one. Prompts with the same
+        `salt` are in the prefix cache."""
         cell = arm.cell(llm, self.batch, self.asking.temperature)
-        short = [replace(prompt, max_tokens=min(prompt.max_tokens, most)) for prompt in self.prompts]
+        sizes = {self.batch, self.batch // 2} if apart and self.batch >= MIN_HALVED else {self.batch}
+        limits = (most, math.ceil(SHORT_SHARE * most)) if len(sizes) > 1 else (most, most)
+        lengths = [min(prompt.max_tokens, limits[i % 2]) for i, prompt in enumerate(self.prompts)]
+        short = [replace(prompt, max_tokens=length) for prompt, length in zip(self.prompts, lengths, strict=True)]
         found: list[Step] = []
         for i in range(0, len(short), self.batch):
             some = short[i : i + self.batch], self.tokens[i : i + self.batch]
             found += trace(llm.engine, cell, *some, number=salt, ignore_eos=self.asking.ignore_eos).steps
-        return [step for step in found if step.sequences == self.batch]
+        return [step for step in found if step.sequences in sizes]
 
 
 def reading_of(
-    name: str, table: Table, batch: int, fresh: Sequence[tuple[Arm, Sequence[Step]]], prompt_tokens: int
+    name: str, tables: dict[int, Table], fresh: Sequence[tuple[Arm, Sequence[Step]]], prompt_tokens: int
 ) -> float:
     """Return how many seconds the steps after new prompts took longer than usual ones, for each token of a prompt."""
     if name == PLAIN:
         return 0.0
-    usual = StepCosts({batch: table}).seconds
+    usual = StepCosts(tables).seconds
     mine = [steps for arm, steps in fresh if arm.drafter == name]
     longer = sum(step.seconds - usual(step.sequences, step.rows) for steps in mine for step in steps)
     return max(0.0, longer) / (len(mine) * prompt_tokens)
@@ -108,7 +126,7 @@ def reading_of(
 
 def cost_tokens(warm: float, seconds: float) -> int:
     """Return the tokens of answers whose steps are timed, if WARM_TOKENS of all, and prompts, took `warm` seconds."""
-    fit = math.inf if not warm else WARM_TOKENS * seconds / ((FIRST_TURNS + LATER_TURNS) * warm)
+    fit = math.inf if not warm else WARM_TOKENS * seconds / (2 * warm)  # once at first, once behind a measurement
     return int(min(max(fit, WARM_TOKENS), COST_TOKENS))
 
 
@@ -131,5 +149,5 @@ def ladder(most: int) -> list[int]:
 
 
 def timed_lengths(lengths: Sequence[int]) -> list[int]:
-    """Draft lengths whose steps are timed: the shortest, the middle and the longest."""
+    """Draft lengths whose steps are timed behind a measurement: the shortest, the middle and the longest."""
     return sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})

@@ -183,25 +183,27 @@ class Study:
 
     def _costs(self, number: int, batch: int) -> Record:
         """Time steps of plain decoding and of every drafter at several of its lengths."""
-        llm, arms = self.engines.of(self.groups[number]), self._timed_arms(number)
+        llm, arms = self.engines.of(self.groups[number]), self._timed_arms(number, again=False)
         found = time_steps(llm, arms, self.asking, batch, seconds=self._part_seconds, clock=self.budget.clock)
         return {
-            "tables": {name: stored(each.table) for name, each in found.items()},
+            "tables": {name: _stored(each.tables) for name, each in found.items()},
             "reading": {name: each.reading for name, each in found.items()},
             "tokens": max(each.tokens for each in found.values()),
         }
 
     def _costs_again(self, number: int, batch: int, *, tokens: int) -> Record:
         """Time the same steps behind a measurement: the machine may have become slower or faster."""
-        found = time_again(
-            self.engines.of(self.groups[number]), self._timed_arms(number), self.asking, batch, tokens=tokens
-        )
-        return {"tables": {name: stored(table) for name, table in found.items()}}
+        arms = self._timed_arms(number, again=True)
+        found = time_again(self.engines.of(self.groups[number]), arms, self.asking, batch, tokens=tokens)
+        return {"tables": {name: _stored(tables) for name, tables in found.items()}}
 
-    def _timed_arms(self, number: int) -> list[Arm]:
-        scored = self.groups[number].scored
-        drafting = [Arm(number, words, k) for words in scored for k in timed_lengths(self._lengths(number, words))]
-        return [Arm(number, PLAIN), *drafting]
+    def _timed_arms(self, number: int, *, again: bool) -> list[Arm]:
+        """Return the ways whose steps are timed: to choose what is measured, the shortest and the longest drafts do."""
+        found = [Arm(number, PLAIN)]
+        for words in self.groups[number].scored:
+            lengths = timed_lengths(self._lengths(number, words))
+            found += [Arm(number, words, k) for k in (lengths if again else sorted({lengths[0], lengths[-1]}))]
+        return found
 
     # ── time ──
 
@@ -240,8 +242,8 @@ class Study:
         for batch in ladder(max(self.asking.batches)):
             part = self.known.get(_steps_part(self.groups[number], batch), {"tables": {}})
             latest = self.known.get(_steps_part(self.groups[number], batch, again=True), part)
-            for name, pairs in (part["tables"] | latest["tables"]).items():
-                tables.setdefault(name, {})[batch] = read(pairs)
+            for name, sizes in (part["tables"] | latest["tables"]).items():
+                tables.setdefault(name, {}).update({int(size): read(pairs) for size, pairs in sizes.items()})
                 reading.setdefault(name, {})[batch] = part.get("reading", {}).get(name, 0.0)
         return {name: StepCosts(table, reading[name]) for name, table in tables.items()}
 
@@ -304,6 +306,11 @@ class Study:
 def _steps_part(group: Group, batch: int, *, again: bool = False) -> str:
     """Name the part that times steps of a group."""
     return f"steps of {group.title}, {batch} at once{', again' if again else ''}"
+
+
+def _stored(tables: Mapping[int, Table]) -> Record:
+    """Return tables as JSON, which has no integers as keys."""
+    return {str(size): stored(table) for size, table in tables.items()}
 
 
 def _sampler(llm: LLM, asking: Asking, place: int) -> Any:

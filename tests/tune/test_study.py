@@ -14,7 +14,7 @@ from paceline.bench.workloads import BenchPrompt
 from paceline.errors import InvalidRequest
 from paceline.llm import LLM
 from paceline.tune.candidates import Engines, Group, groups, is_lookup, kind_of, memory_of, name_in, vocabulary_share
-from paceline.tune.step_timing import cost_tokens, ladder, reading_of, time_again, time_steps, timed_lengths
+from paceline.tune.step_timing import cost_tokens, ladder, reading_of, time_again, time_steps, timed_lengths, whole
 from paceline.tune.study import Study
 from paceline.tune.traces import Step, trace
 from paceline.tune.tuning import Wanted, best, tune
@@ -55,8 +55,8 @@ def test_slow_parts_are_cut(model: str) -> None:
     assert {length: len(rounds[length]["all"]) for length in rounds} == {"2": 4, "8": 4}
     assert slow._decoded(0, Arm(0, model, 8), 1.0) == rounds["8"]["all"]
     assert cost_tokens(1e9, 1.0) == 8
-    assert cost_tokens(0.0, 1.0) == 32
-    slow.known["steps of " + slow.groups[0].title + ", 1 at once"] = {"tables": {"plain": [[1, 1e3]]}}
+    assert cost_tokens(0.0, 1.0) == 40
+    slow.known["steps of " + slow.groups[0].title + ", 1 at once"] = {"tables": {"plain": {"1": [[1, 1e3]]}}}
     assert slow._rounds(0, 1, 3, 1) == 4
 
 
@@ -64,7 +64,7 @@ def test_quick_parts_are_whole(model: str) -> None:
     quick = study(model, "ngram")
     assert len(quick.answers()) == 12
     assert quick._rounds(0, 2, 3, 1) == 6
-    assert cost_tokens(1e9, float("inf")) == 32
+    assert cost_tokens(1e9, float("inf")) == 40
     assert best(quick, 3) == {1: [], 2: []}
 
 
@@ -125,7 +125,7 @@ def test_a_prompt_is_read_once_for_each_arm(model: str, monkeypatch: pytest.Monk
     rows.clear()
     again = time_again(llm, [Arm(0, "plain"), Arm(0, model, 2)], asked, 2, tokens=timed[model].tokens)
     assert again.keys() == timed.keys()
-    assert len(rows) == 2 + 2 * 2  # both drafters once, in case prompts have left the cache, and two turns of both
+    assert len(rows) == 2 + 2  # both drafters once, in case prompts have left the cache, and a turn of both
     assert not any(each >= 2 * 40 for each in rows)
 
 
@@ -135,7 +135,7 @@ def test_predictions_beside_a_measurement_are_of_its_minutes(model: str) -> None
     tune(made, Wanted(best=1), FACTS)
     first, again = (made.known[f"steps of ngram, 1 at once{later}"] for later in ("", ", again"))
     assert again["tables"].keys() == first["tables"].keys()
-    again["tables"]["ngram"], first["reading"]["ngram"] = [[1, 3.0]], 0.5
+    again["tables"]["ngram"], first["reading"]["ngram"] = {"1": [[1, 3.0]]}, 0.5
     costs = made._known_costs(0)["ngram"]
     assert (costs.seconds(1, 1), costs.reading(1)) == (3.0, 0.5)
     del made.known["steps of ngram, 1 at once, again"]
@@ -148,9 +148,27 @@ def test_predictions_beside_a_measurement_are_of_its_minutes(model: str) -> None
 def test_steps_after_new_prompts_that_take_longer_are_reading() -> None:
     usual, new = [Step(2, 6, 1.0)] * 5, [Step(2, 6, 4.0), Step(2, 6, 2.0), Step(2, 6, 1.0)]
     fresh = [(Arm(0, "plain"), usual), (Arm(0, "eagle", 2), new), (Arm(0, "eagle", 4), new)]
-    assert reading_of("eagle", {6: 1.0}, 2, fresh, 10) == pytest.approx((3.0 + 1.0) / 10)
-    assert reading_of("plain", {6: 0.1}, 2, fresh, 10) == 0.0
-    assert reading_of("eagle", {6: 9.0}, 2, fresh, 10) == 0.0
+    assert reading_of("eagle", {2: {6: 1.0}}, fresh, 10) == pytest.approx((3.0 + 1.0) / 10)
+    assert reading_of("plain", {2: {6: 0.1}}, fresh, 10) == 0.0
+    assert reading_of("eagle", {2: {6: 9.0}}, fresh, 10) == 0.0
+
+
+def test_drafts_that_the_end_of_an_answer_cuts_take_as_long_as_whole_ones() -> None:
+    full, cut, short = Step(2, 8, 1.0), Step(2, 5, 1.0), Step(1, 2, 1.0)
+    assert whole([full, full, full, cut, short], 3) == [full, full, full, full, Step(1, 4, 1.0)]
+    assert whole([full, cut, cut], 3) == [full, cut, cut]  # a lookup finds what it finds
+    assert whole([Step(2, 2, 1.0), Step(1, 1, 1.0)], None) == [Step(2, 2, 1.0), Step(1, 1, 1.0)]
+
+
+def test_half_as_many_sequences_are_timed_too(model: str) -> None:
+    asked = asking(8, drafts=(2,), batches=(4,))
+    asked = replace(asked, prompts=[replace(prompt, max_tokens=60) for prompt in asked.prompts])
+    llm = study(model, model, asking=asked).engines.of(Group((model,)))
+    timed = time_steps(llm, [Arm(0, "plain"), Arm(0, model, 2)], asked, 4, seconds=1e9, clock=lambda: 0.0)
+    assert [*timed["plain"].tables] == [4, 2]
+    assert [*timed["plain"].tables[2]] == [2]
+    again = time_again(llm, [Arm(0, "plain")], asked, 4, tokens=timed["plain"].tokens)
+    assert [*again["plain"]] == [4, 2]
 
 
 def test_the_target_itself_must_load(tmp_path: Path) -> None:
