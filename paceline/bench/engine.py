@@ -31,6 +31,7 @@ from paceline.bench.engine_prompts import prompts_of
 from paceline.bench.machine import copy_bandwidth, describe, release
 from paceline.bench.mix import Mix
 from paceline.config import EngineConfig
+from paceline.drafters.block.drafter import BlockDrafter
 from paceline.drafters.eagle.drafter import SHAPE, EagleDrafter
 from paceline.drafters.prediction import PREDICTION
 from paceline.drafters.registry import find
@@ -48,7 +49,10 @@ logger = logging.getLogger(__name__)
 
 Say = Callable[[str, int, int], None]
 Mode = Literal["plain", "speculative", "off"]  # off: a drafter is loaded, but no request uses it
-EAGLE_SHAPE = "eagle-shape"  # drafter of random weights in the shape of an EAGLE-3 head
+HEADS = {  # drafters of random weights: an EAGLE-3 head, a DSpark block
+    "eagle-shape": EagleDrafter.name,
+    "block-shape": BlockDrafter.name,
+}
 MAX_PROMPT_ROWS = 8192  # rows of one pass over prompts
 SPARE_BYTES = 4 << 30  # GPU memory in bytes that must stay free beside two engines
 
@@ -214,8 +218,8 @@ def drafter_words(setup: Setup) -> str:
     """Write the drafter in the registry's syntax. A model or a shape gets options that keep all drafts equally long."""
     name = setup.drafter or ""
     options = f"max_draft={setup.draft},min_confidence=0"  # drafts never end early
-    if name == EAGLE_SHAPE:
-        return f"{EagleDrafter.name}:{SHAPE},{options}"
+    if name in HEADS:
+        return f"{HEADS[name]}:{SHAPE},{options}"
     if find(name.partition(":")[0]) is not None:
         if setup.drafter_format is not None:
             raise InvalidRequest(f"drafter-format is for a model that drafts; write {name!r} with its own options")

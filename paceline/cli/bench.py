@@ -92,7 +92,8 @@ def _add_models(parser: ArgumentParser) -> None:
         "--drafter",
         metavar="DRAFTER",
         help="a model, a shape, ngram, self:FORMAT, eagle:PATH, prediction, with which each request predicts its own "
-        "prompt, or eagle-shape, an EAGLE-3 head with random weights (default: plain runs only)",
+        "prompt, or a head with random weights: eagle-shape (EAGLE-3) or block-shape (DSpark) (default: plain runs "
+        "only)",
     )
     formats = ", ".join(FORMATS)
     parser.add_argument("--format", choices=FORMATS, default="auto", metavar="FORMAT", help=f"of the target: {formats}")

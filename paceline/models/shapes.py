@@ -7,7 +7,7 @@ of its input: activations and logits stay finite through any number of layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from torch import Tensor
 
 from paceline.errors import UnknownOption
 from paceline.kernels.quant import Weight
+from paceline.models.block_config import BlockConfig, Markov
+from paceline.models.block_heads import BlockHead
 from paceline.models.config import ModelConfig, RopeScaling
 from paceline.models.directory import member, read_json
 from paceline.models.eagle_config import EagleConfig
@@ -24,6 +26,8 @@ from paceline.models.hf_config import config_from_hf
 from paceline.models.tensor_names import expected_shapes
 
 BIAS_STD = 0.02  # standard deviation of random biases
+BLOCK_LAYERS, BLOCK_TAPS, BLOCK_ROWS = 5, 5, 8  # of a block drafter, as they are published for models of 4B to 14B
+MARKOV_RANK = 256
 
 LLAMA_3_1_8B = ModelConfig(
     architecture="llama",
@@ -134,12 +138,41 @@ def eagle_shapes(target: ModelConfig, *, draft_vocab: int) -> dict[str, tuple[in
     return {"fc": (hidden, 3 * hidden), **inner, "head": (draft_vocab, hidden)}
 
 
+def random_block(target: ModelConfig, *, device: torch.device | str, dtype: torch.dtype, seed: int = 2) -> BlockHead:
+    """Make a DSpark drafter of random weights: layers in the target's shape, with its embedding and output layer."""
+    decoder = replace(target, num_layers=BLOCK_LAYERS, windows=(), tied_head=False, qk_norm=True, post_norms=False)
+    last = target.num_layers - 1
+    config = BlockConfig(
+        decoder=decoder,
+        draft_vocab_size=target.vocab_size,
+        target_hidden_size=target.hidden_size,
+        taps=tuple(sorted({round(last * (1 + 2 * i) / (2 * BLOCK_TAPS)) for i in range(BLOCK_TAPS)})),
+        block_size=BLOCK_ROWS,
+        mask_token=0,
+        kind="DSpark",
+        anchor_first=True,
+        markov=Markov("vanilla", MARKOV_RANK),
+    )
+    hidden, factors = target.hidden_size, (target.vocab_size, MARKOV_RANK)
+    shapes = {name: shape for name, shape in expected_shapes(decoder).items() if name not in ("embed", "head")}
+    shapes |= {"fc": (hidden, config.width), "context_norm": (hidden,)}
+    shapes |= {"markov.before": factors, "markov.after": factors}
+    weights: dict[str, Weight] = dict(_drawn(shapes, device=device, dtype=dtype, seed=seed))
+    return BlockHead(config=config, weights=weights, ids=torch.arange(target.vocab_size, dtype=torch.int32))
+
+
 def random_weights(
     config: ModelConfig, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield every canonical tensor of the model. Matrices have `dtype`, vectors float32; norms are 1."""
+    yield from _drawn(expected_shapes(config), device=device, dtype=dtype, seed=seed)
+
+
+def _drawn(
+    shapes: Mapping[str, tuple[int, ...]], *, device: torch.device | str, dtype: torch.dtype, seed: int
+) -> Iterator[tuple[str, Tensor]]:
     random = torch.Generator(device).manual_seed(seed)
-    for name, shape in expected_shapes(config).items():
+    for name, shape in shapes.items():
         if name.endswith("norm"):
             yield name, torch.ones(shape, device=device)
         elif len(shape) == 1:

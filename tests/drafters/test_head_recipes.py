@@ -72,6 +72,17 @@ def test_two_kinds_of_heads_on_one_target(folders: dict[str, str], format: str) 
     assert "60 tokens" in how["eagle"]
 
 
+@pytest.mark.parametrize("format", ["fp32", "int8"])
+@pytest.mark.parametrize("kind", ["eagle", "block"])
+def test_heads_of_random_weights(folders: dict[str, str], kind: str, format: Format) -> None:
+    """They fit any target: one of two layers has fewer taps than a block drafter would like."""
+    llm = LLM(folders["target"], drafter=f"{kind}:shape,max_draft=4,min_confidence=0", format=format, **OPTIONS)
+    [answer] = llm.generate("abc def", PARAMS)
+    assert answer.tokens == llm.generate("abc def", PARAMS, speculation=OFF)[0].tokens
+    assert answer.stats.drafted > 0
+    assert "torch" in llm.parts.drafters[kind].how or kind == "block"
+
+
 @pytest.mark.parametrize(("format", "option", "most"), [("int8", "", 7), ("int4", "", 7), ("int4", ",max_draft=3", 3)])
 def test_the_longest_draft_has_seven_tokens_unless_another_number_is_given(
     folders: dict[str, str], format: Format, option: str, most: int

@@ -15,6 +15,7 @@ from paceline.kernels.base import Forward
 from paceline.kernels.kv_tensors import page_bytes
 from paceline.kernels.quant import GROUP
 from paceline.models.block_heads import BlockHead, load_block
+from paceline.models.shapes import random_block
 from paceline.models.weights import weight_bytes
 from paceline.runner.forwards.compiled import CompiledForward, check_supported, kv_bytes_per_page
 from paceline.runner.heads.block import TorchBlock
@@ -84,11 +85,22 @@ class ReadyBlock:
 def read_block(directory: Path, target: ReadyModel) -> ReadyBlock:
     """Read the headers of a block drafter."""
     config = target.model.config
-    head = load_block(directory, config, blank=True)
+    return _ready(load_block(directory, config, blank=True), lambda: load_block(directory, config), target)
+
+
+def shape_of_block(target: ReadyModel) -> ReadyBlock:
+    """Make a block drafter of random weights that fits any target, for measurements."""
+    dtype = torch.float32 if target.decoder is None else torch.bfloat16
+    head = random_block(target.model.config, device=target.device, dtype=dtype)
+    return _ready(head, lambda: head, target)
+
+
+def _ready(head: BlockHead, read: Callable[[], BlockHead], target: ReadyModel) -> ReadyBlock:
+    """Choose how a block drafter runs. `head` may be without data; `read` reads it."""
     compiled = target.has_whole_program and _fits_kernels(head)
     return ReadyBlock(
         head.quantised() if compiled else head.in_floats(),
-        lambda: load_block(directory, config).quantised() if compiled else load_block(directory, config).in_floats(),
+        lambda: read().quantised() if compiled else read().in_floats(),
         compiled=compiled,
         shared_bytes=0 if "head" in head.weights else output_bytes(target),
         dtype=torch.float32 if target.decoder is None else torch.bfloat16,
