@@ -64,8 +64,8 @@ LIMITS = {
 Made = Callable[[BuildContext, str], Drafter]  # how a drafter is made, in a context and on a backend
 
 
-def model_drafter(model: Model, *, min_confidence: float = 0.0) -> Made:
-    """Without a `min_confidence`: random models believe in nothing."""
+def model_drafter(model: Model, *, min_confidence: float = 0.0, mask: int | None = None) -> Made:
+    """Without a `min_confidence`: random models believe in nothing. With a `mask`: a PARD model."""
 
     def make(context: BuildContext, backend: str) -> Drafter:
         return ModelDrafter(
@@ -75,6 +75,7 @@ def model_drafter(model: Model, *, min_confidence: float = 0.0) -> Made:
             vocab_size=context.vocab_size,
             chunk=context.max_step_tokens,
             min_confidence=min_confidence,
+            mask=mask,
         )
 
     return make
@@ -283,6 +284,7 @@ RIGS: Mapping[str, Mapping[str, Made]] = {
         "noisy": model_drafter(NOISY),
         "bad": model_drafter(BAD),
         "hesitant": model_drafter(NOISY, min_confidence=0.2),
+        "parallel": model_drafter(NOISY, mask=3),
         "narrow": model_drafter(Model(seed=5, vocab_size=80)),
         "wide": model_drafter(Model(seed=5, vocab_size=128)),
         "bridged": renamed(permuted(removed()), noise=0.05),
@@ -337,11 +339,19 @@ class Itself:
         return copy
 
 
-DeviceRig = Model | Itself | EagleMade | BlockMade | MedusaMade | DeviceDrafter
+@dataclass(frozen=True)
+class Parallel:
+    """A model that drafts over masks."""
+
+    model: Model = NOISY
+    mask: int = 3
+
+
+DeviceRig = Model | Parallel | Itself | EagleMade | BlockMade | MedusaMade | DeviceDrafter
 
 # The same drafters, run by a device; and those that only a device can run, where the backend can.
 SELF = {"self": Itself()}
-DEVICE_RIGS: Mapping[str, Model | LookupOnDevice | EagleMade | BlockMade | MedusaMade] = {
+DEVICE_RIGS: Mapping[str, Model | Parallel | LookupOnDevice | EagleMade | BlockMade | MedusaMade] = {
     "ngram": LookupOnDevice(),
     "ngram-1": LookupOnDevice(min_ngram=1, max_ngram=2),
     "good": TARGET,
@@ -349,6 +359,7 @@ DEVICE_RIGS: Mapping[str, Model | LookupOnDevice | EagleMade | BlockMade | Medus
     "bad": BAD,
     "narrow": Model(seed=5, vocab_size=80),
     "wide": Model(seed=5, vocab_size=128),
+    "parallel": Parallel(),
     "eagle": EagleMade(),
     "eagle-narrow": EagleMade(draft_vocab=40),
     "eagle-hesitant": EagleMade(min_confidence=0.05),
@@ -381,6 +392,8 @@ def _device_drafter(by: DeviceRig, backend: str, target: Forward) -> DeviceDraft
         return ModelOnDevice(by.forward(target), shares_kv=True)
     if isinstance(by, (EagleMade, BlockMade, MedusaMade)):
         return by.on_device(target, backend)
+    if isinstance(by, Parallel):
+        return ModelOnDevice(by.model.forward(backend, num_pages=target.kv.num_pages), mask=by.mask)
     if isinstance(by, Model):
         return ModelOnDevice(by.forward(backend, num_pages=target.kv.num_pages))
     return by

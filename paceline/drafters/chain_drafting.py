@@ -54,14 +54,14 @@ class ChainDrafting:
         going = started = [DraftInProgress(ask, min_confidence=self.thresholds.of_chain(ask)) for ask in asks]
         output = self.text.compute(shares)
         while True:
-            self._draw(going, output)
+            self.draw(going, output)
             going = [one for one in going if not one.over]
             if not going:
                 return started
             output = self.text.compute([self.text.last_row(one) for one in going])
 
-    def _draw(self, drafts: Sequence[DraftInProgress], output: Output) -> None:
-        """Draw one more token for each draft."""
+    def draw(self, drafts: Sequence[DraftInProgress], output: Output) -> None:
+        """Draw one more token for each draft, from an output with one row of logits for each."""
         logits, argmax = self.text.in_target_vocabulary(output)
         groups = [
             RowGroup(one.ask.sampler, slice(i, i + 1), np.array([one.position]), [one.tokens])

@@ -6,7 +6,8 @@ A part or a copy of the target may share its KV memory instead. It reads what th
 that, and verification writes over it.
 The first pass of a round reads the missing tokens: the prompt in chunks at the beginning, later the bonus token, and
 after a fully accepted draft also the draft's last token. Every further pass reads one drafted token.
-A compiled model drafts in one call, and doubtful tokens may have siblings in the draft (`drafters.tree_drafting`).
+A compiled model drafts in one call, and doubtful tokens may have siblings in the draft (`drafters.tree_drafting`). A
+PARD model drafts in its first pass (`drafters.masked_drafting`).
 Where the host must act between two tokens (penalties, rules that need distributions), and for other Forwards, a draft
 is a chain, token by token. Tokens that do not pay are not drafted.
 
@@ -33,6 +34,7 @@ from paceline.drafters.base import Ask, Drafter
 from paceline.drafters.bridge.recipe import bridged_recipe, find_bridge
 from paceline.drafters.chain_drafting import ChainDrafting, divide_rows
 from paceline.drafters.draft_in_progress import DraftInProgress
+from paceline.drafters.masked_drafting import MaskedDrafting
 from paceline.drafters.options import parse_options
 from paceline.drafters.recipe import BuildContext, Recipe
 from paceline.drafters.tree_drafting import Thresholds, TreeDrafting, is_simple
@@ -63,7 +65,7 @@ GPU_FORMAT: Format = "fp8"
 @dataclass(slots=True)
 class _State:
     follower: Follower | OnTargetsMemory  # committed positions whose keys and values this drafter has
-    draft: Draft = EMPTY  # draft that has not been observed
+    draft: Draft = EMPTY  # tokens of it that have children are read already; observed drafts are forgotten
 
 
 class ModelDrafter(Drafter):
@@ -81,11 +83,12 @@ class ModelDrafter(Drafter):
         max_draft: int = 8,
         branches: int = 2,
         min_confidence: float | None = None,
+        mask: int | None = None,
     ) -> None:
         """`pool` None: `forward` shares the target's KV memory. `vocab_size`: the target's. `chunk`: most rows in the
         first pass of a round. `branches`: tokens of a compiled model that may follow one. A draft ends early once the
         probability that all of it is right falls below `min_confidence`; None: once one more token does not pay. A
-        request's `p_min` replaces either."""
+        request's `p_min` replaces either. `mask`: the token of drafted positions of a PARD model."""
         if max_draft < 1 or not (min_confidence is None or 0 <= min_confidence <= 1):
             raise InvalidRequest(f"max_draft {max_draft} must be at least 1, min_confidence {min_confidence} in [0, 1]")
         if not 1 <= branches <= WIDTH_MAX:
@@ -101,8 +104,9 @@ class ModelDrafter(Drafter):
         self._chunk = chunk
         self._states: dict[int, _State] = {}
         self._reader = OnTargetsMemory() if pool is None else Reader(pool)
+        self._mask = mask
         self._trees = None
-        if isinstance(forward, CompiledForward):
+        if isinstance(forward, CompiledForward) and mask is None:
             ids = torch.arange(forward.vocab_size, dtype=torch.int32).clamp(max=vocab_size - 1)
             by = TreeProgram(forward.program, ids, OF_MODEL)
             self._trees = TreeDrafting(by, self._batch, thresholds=self._thresholds, branches=branches)
@@ -116,10 +120,9 @@ class ModelDrafter(Drafter):
         if not ready:
             return [EMPTY] * len(asks)
         able, shares = [ask for ask, _ in ready], [share for _, share in ready]
-        by = self._trees if self._trees is not None and all(map(is_simple, able)) else self._chains()
-        drafts = dict(zip([ask.key for ask in able], by.draft(able, shares), strict=True))
+        drafts = dict(zip([ask.key for ask in able], self._by(able).draft(able, shares), strict=True))
         for key, made in drafts.items():
-            self._states[key].draft = made
+            self._states[key].draft = made if self._mask is None else EMPTY
         return [drafts.get(ask.key, EMPTY) for ask in asks]
 
     def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
@@ -146,8 +149,12 @@ class ModelDrafter(Drafter):
             self.compute([share for _, share in behind])
         return ready
 
-    def _chains(self) -> ChainDrafting:
-        return ChainDrafting(self, self.forward.pick, self._thresholds)
+    def _by(self, asks: Sequence[Ask]) -> TreeDrafting | ChainDrafting | MaskedDrafting:
+        """Choose the way to draft for these asks."""
+        if self._trees is not None and all(map(is_simple, asks)):
+            return self._trees
+        chains = ChainDrafting(self, self.forward.pick, self._thresholds)
+        return chains if self._mask is None else MaskedDrafting(chains, lanes=self._lanes, mask=self._mask)
 
     def compute(self, shares: Sequence[Share]) -> Output:
         """Run the draft model over shares of the lanes."""
@@ -189,15 +196,22 @@ class ModelOnDevice:
 
     A model with its own KV memory reads the last two committed tokens first: after a fully accepted draft it has not
     read the last drafted one. A model that shares the target's KV memory writes its keys and values there, and
-    verification overwrites all of them."""
+    verification overwrites all of them. A PARD model drafts in one pass, over masks."""
 
     finds_fewer = False
 
-    def __init__(self, forward: Forward, *, shares_kv: bool = False) -> None:
+    def __init__(self, forward: Forward, *, shares_kv: bool = False, mask: int | None = None) -> None:
+        """`mask`: the token of drafted positions of a PARD model."""
         self.forward = forward
         self.reader = None if shares_kv else forward
+        self._mask = mask
 
     def draft(self, round: DraftingRound) -> None:
+        if self._mask is not None:
+            logits_after = round.masked(self.forward, self._mask)
+            for turn in range(round.longest):
+                round.append(logits_after(turn), turn)
+            return
         for turn in range(round.longest):
             rows = 2 if turn == 0 and self.reader is not None else 1
             round.append(round.logits(self.forward, turn, rows=rows), turn)
@@ -210,6 +224,11 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
     ready = _read(name, target, format, progress) if format else _read_fastest(name, target, progress)
     if (bridge := find_bridge(ready, target)) is not None:
         return bridged_recipe(bridge, replace(ready, shortlist=False), target, given)
+    if (mask := ready.model.config.mask_token) is not None:
+        if given.get("branches", 1) != 1:
+            raise InvalidRequest(f"branches {given['branches']}: a PARD model drafts chains; leave it out")
+        ready = replace(ready, why=f"{ready.why}; one pass a draft (PARD)", shortlist=False)
+        given["mask"] = mask
     if given.get("min_confidence") and target.decoder is not None:
         logger.warning(
             "min_confidence of %s ends no draft on a GPU, where all sequences of a round draft together", name
@@ -236,7 +255,7 @@ def recipe_of(ready: ReadyModel, target: ReadyModel, given: Mapping[str, Any], *
 
     def on_device(built: Drafter | None, to: Forward) -> DeviceDrafter:
         assert isinstance(built, ModelDrafter)
-        return ModelOnDevice(built.forward)
+        return ModelOnDevice(built.forward, mask=given.get("mask"))
 
     return Recipe(
         name=kind,

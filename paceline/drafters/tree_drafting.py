@@ -41,6 +41,14 @@ class Thresholds:
         least = min(ask.row_prices) if ask.row_prices else ask.row_price
         return least, ask.price - ask.row_price
 
+    def of_row(self, ask: Ask, row: int) -> float:
+        """Return the confidence below which the token of a row is not drafted, if one pass computes all of them and
+        only its verification costs time."""
+        own = self._given(ask)
+        if own is not None:
+            return own
+        return ask.row_prices[row] if row < len(ask.row_prices) else ask.row_price
+
     def row_prices(self, ask: Ask) -> tuple[float, ...]:
         """Return the confidence at which the first, second … node of a tree pays for its row; (): `of_tree` decides."""
         return ask.row_prices if self._given(ask) is None else ()

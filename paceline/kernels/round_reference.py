@@ -228,6 +228,13 @@ def layout(
     owners.copy_(owner)
 
 
+def put_masks(state: DeviceLanes, seats: Tensor, mask: int, count: int) -> None:
+    """Write `count` tokens `mask` behind the committed tokens of each seat. It launches, and waits for nothing."""
+    lanes = seats.long()[:, None]
+    at = state.lengths[lanes] + torch.arange(count, device=state.lengths.device)
+    state.tokens[lanes, at.clamp(max=state.tokens.shape[1] - 1).long()] = mask
+
+
 # ── accept, push ──
 
 

@@ -52,6 +52,7 @@ class ModelConfig:
     tied_head: bool = False
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
+    mask_token: int | None = None  # token of drafted positions in a model that drafts in one pass (PARD)
 
     def checked(self, source: str) -> ModelConfig:
         """Return the config itself, or raise if its numbers contradict each other. Parsers check each number alone."""

@@ -28,7 +28,7 @@ from typing import Any, Literal
 from paceline.errors import InvalidRequest, UnsupportedModel, VocabularyMismatch
 from paceline.models.config import ModelConfig
 from paceline.models.fields import Fields
-from paceline.models.hf_config import config_from_hf
+from paceline.models.hf_config import PARALLEL, config_from_hf
 
 Kind = Literal["EAGLE-1", "EAGLE-3", "P-EAGLE", "MTP"]
 ARCHITECTURES: dict[str, Kind] = {
@@ -46,7 +46,7 @@ ARCHITECTURES: dict[str, Kind] = {
 }
 SPECULATORS: dict[str, Kind] = {"eagle": "EAGLE-1", "eagle3": "EAGLE-3", "peagle": "P-EAGLE"}
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-MASK_KEYS = ("mask_token_id", "ptd_token_id", "pard_token")  # names of the token of drafted positions
+MASK_KEYS = ("mask_token_id", *PARALLEL)  # names of the token of drafted positions
 MAX_LAYERS = 16
 # The keys of config.json in heads that Paceline trained before it wrote LAYER_IDS at the top level. Their ids in
 # `eagle_config` are taps; in the heads of others, under the same key, the tap is one more.

@@ -23,6 +23,7 @@ REFUSED = {  # fields that ask for arithmetic the decoder lacks, unless they are
     "num_experts": "mixture of experts",
     "alibi": "ALiBi",
 }
+PARALLEL = ("pard_token", "ptd_token_id")  # names of the token of drafted positions, in a PARD model
 QUANTISED = ("quantization_config", "compression_config")  # the second: of older compressed-tensors
 ACTIVATIONS: dict[str, Literal["silu", "gelu_tanh"]] = {
     "silu": "silu",
@@ -70,6 +71,7 @@ def config_from_hf(values: Mapping[str, Any], *, source: str) -> ModelConfig:
     fields = Fields(values, source=source)
     family = _family(fields)
     _refuse(fields)
+    vocab = fields.integer("vocab_size", high=1 << 24)
     hidden = fields.integer("hidden_size", high=1 << 17)
     heads = fields.integer("num_attention_heads", high=4096)
     layers = fields.integer("num_hidden_layers", high=1024)
@@ -79,7 +81,7 @@ def config_from_hf(values: Mapping[str, Any], *, source: str) -> ModelConfig:
     bias = family.optional_bias and fields.flag("attention_bias", False)
     return ModelConfig(
         architecture=family.architecture,
-        vocab_size=fields.integer("vocab_size", high=1 << 24),
+        vocab_size=vocab,
         hidden_size=hidden,
         intermediate_size=fields.integer("intermediate_size", high=1 << 20),
         num_layers=layers,
@@ -103,6 +105,7 @@ def config_from_hf(values: Mapping[str, Any], *, source: str) -> ModelConfig:
         tied_head=fields.flag("tie_word_embeddings", family.gemma),
         eos_ids=token_ids(fields, "eos_token_id"),
         bos_id=next(iter(token_ids(fields, "bos_token_id")), None),
+        mask_token=_mask_token(fields, vocab),
     ).checked(source)
 
 
@@ -113,6 +116,11 @@ def token_ids(fields: Fields, key: str) -> tuple[int, ...]:
     if not all(type(token) is int and 0 <= token < 1 << 31 for token in ids):
         raise fields.error(key, f"is {value!r:.100}; allowed: a token id or a list of them")
     return tuple(dict.fromkeys(ids))
+
+
+def _mask_token(fields: Fields, vocab: int) -> int | None:
+    key = next((key for key in PARALLEL if fields.get(key) is not None), None)
+    return None if key is None else fields.integer(key, low=0, high=vocab - 1)
 
 
 def _family(fields: Fields) -> Family:

@@ -33,7 +33,7 @@ def a_target(tokenizer: Any, *, compiled: bool = True, decoder: Any = None) -> A
 
 
 def with_vocabulary(size: int) -> Any:
-    return SimpleNamespace(config=SimpleNamespace(vocab_size=size))
+    return SimpleNamespace(config=SimpleNamespace(vocab_size=size, mask_token=None))
 
 
 TARGET: Any = a_target(tiny_tokenizer())

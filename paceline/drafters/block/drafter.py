@@ -14,19 +14,21 @@ from paceline.draft import Draft
 from paceline.drafters.base import Ask, Drafter
 from paceline.drafters.block.drafting import BlockDrafting
 from paceline.drafters.block.on_device import on_gpu
-from paceline.drafters.eagle.drafting import Draws
+from paceline.drafters.eagle.drafter import SHAPE
+from paceline.drafters.eagle.drafting import DOUBTFUL_CONFIDENCE, Draws
 from paceline.drafters.eagle.head_drafter import STATE_BYTES, HeadDrafter
 from paceline.drafters.eagle.reading import HeadReading
 from paceline.drafters.options import parse_options
 from paceline.drafters.recipe import BuildContext, Recipe
 from paceline.drafters.shipped import head_directory
+from paceline.drafters.tree_drafting import Thresholds
 from paceline.errors import InvalidRequest
 from paceline.kv.pages import PagePool
 from paceline.models.weights import Progress
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.heads.protocol import BlockForward
 from paceline.runner.lanes import Lanes
-from paceline.runner.loading.blocks import read_block
+from paceline.runner.loading.blocks import read_block, shape_of_block
 from paceline.runner.loading.models import ReadyModel
 from paceline.sampling.sampler import Pick
 
@@ -50,7 +52,8 @@ class BlockDrafter(HeadDrafter):
         min_confidence: float | None = None,
     ) -> None:
         """`width`: columns of the features, all taps together. `vocab_size`, `pick`: the target's. `chunk`: rows of one
-        reading pass. `state_bytes`: memory for hidden states. `min_confidence`: see BlockDrafting."""
+        reading pass. `state_bytes`: memory for hidden states. A token whose confidence is below `min_confidence` is not
+        drafted; None: one that does not pay for its row. A request's `p_min` replaces either."""
         if not (min_confidence is None or 0 <= min_confidence <= 1):
             raise InvalidRequest(f"min_confidence {min_confidence} must be in [0, 1]")
         sizes = {"width": width, "chunk": chunk, "state_bytes": state_bytes}
@@ -60,7 +63,8 @@ class BlockDrafter(HeadDrafter):
         self._head = head
         self._lanes = lanes
         draws = Draws(head, lanes=lanes, vocab_size=vocab_size, pick=pick)
-        self._drafting = BlockDrafting(head, lanes=lanes, draws=draws, min_confidence=min_confidence)
+        thresholds = Thresholds(min_confidence, next_acceptance=DOUBTFUL_CONFIDENCE)
+        self._drafting = BlockDrafting(head, lanes=lanes, draws=draws, thresholds=thresholds)
 
     def draft(self, asks: Sequence[Ask], shares: Sequence[Share], features: Tensor) -> list[Draft]:
         self._head(build_batch(self._lanes, shares), features=features)
@@ -70,7 +74,7 @@ class BlockDrafter(HeadDrafter):
 def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
     name, _, rest = options.partition(",")
     given = parse_options(BlockDrafter.name, rest, {"max_draft": int, "min_confidence": float})
-    ready = read_block(head_directory(name), target)
+    ready = shape_of_block(target) if name == SHAPE else read_block(head_directory(name), target)
     config = ready.head.config
     longest = given.pop("max_draft", config.longest)
     if not 1 <= longest <= config.longest:

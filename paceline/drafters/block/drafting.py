@@ -15,19 +15,18 @@ from paceline.draft import Draft
 from paceline.drafters.base import Ask
 from paceline.drafters.draft_in_progress import DraftInProgress, head_confidence, probability_of
 from paceline.drafters.eagle.drafting import Draws
+from paceline.drafters.tree_drafting import Thresholds
 from paceline.kernels.base import PAGE_SIZE
 from paceline.runner.heads.protocol import Anchor, BlockForward, BlockRows
 from paceline.runner.lanes import Lanes
 
 
 class BlockDrafting:
-    def __init__(self, head: BlockForward, *, lanes: Lanes, draws: Draws, min_confidence: float | None) -> None:
-        """Tokens below `min_confidence` are not drafted; None: those that do not pay for their row. A request's `p_min`
-        replaces either."""
+    def __init__(self, head: BlockForward, *, lanes: Lanes, draws: Draws, thresholds: Thresholds) -> None:
         self._head = head
         self._lanes = lanes
         self._draws = draws
-        self._min_confidence = min_confidence
+        self._thresholds = thresholds
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         blocks = self._head.blocks([self._anchor(ask) for ask in asks])
@@ -45,7 +44,7 @@ class BlockDrafting:
         distribution would be another one. What the drafter says of its row was known before."""
         draft, before, sure = DraftInProgress(ask, min_confidence=0.0), int(ask.tokens[-1]), list[float]()
         for row in range(ask.max_draft):
-            least, reached = self._least(ask, row), sure[-1] if sure else 1.0
+            least, reached = self._thresholds.of_row(ask, row), sure[-1] if sure else 1.0
             own = rows.confidence(row, before)
             if own is not None and reached * own < least:
                 break
@@ -57,14 +56,7 @@ class BlockDrafting:
             before = draft.tokens[-1]
             if sure[-1] < least:
                 break
-        return _finished(draft, sure, least=[self._least(ask, row) for row in range(len(sure))])
-
-    def _least(self, ask: Ask, row: int) -> float:
-        """Return the confidence below which the token of a row is not drafted."""
-        given = self._min_confidence if ask.p_min is None else ask.p_min
-        if given is not None:
-            return given
-        return ask.row_prices[row] if row < len(ask.row_prices) else ask.row_price
+        return _finished(draft, sure, least=[self._thresholds.of_row(ask, row) for row in range(len(sure))])
 
 
 def _finished(draft: DraftInProgress, sure: list[float], *, least: list[float]) -> Draft:

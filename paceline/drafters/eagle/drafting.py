@@ -11,7 +11,6 @@ two tokens (penalties, rules that need distributions). P-EAGLE drafts a chain in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 from paceline.draft import Draft
 from paceline.drafters.base import Ask
 from paceline.drafters.draft_in_progress import DraftInProgress, head_confidence, probability_of
+from paceline.drafters.masked_drafting import masked
 from paceline.drafters.tree_drafting import Thresholds
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.heads.mask_row import MaskRow
@@ -122,7 +122,7 @@ class ParallelDrafting:
 
     def draft(self, asks: Sequence[Ask], shares: Sequence[Share], features: Tensor) -> list[Draft]:
         """Draft after the held rows `shares`, one of each ask, with their hidden states."""
-        wider = [self._masked(ask, share) for ask, share in zip(asks, shares, strict=True)]
+        wider = [masked(ask, share, self._mask.token, self._lanes) for ask, share in zip(asks, shares, strict=True)]
         held = torch.split(features, [share.rows for share in shares])
         masks = [self._mask.features.to(features.device).expand(ask.max_draft - 1, -1) for ask in asks]
         rows = torch.cat([part for pair in zip(held, masks, strict=True) for part in pair])
@@ -135,12 +135,6 @@ class ParallelDrafting:
                     self._draws.draw(draft, output.logits[at : at + 1], int(output.argmax[at]))
             row += draft.ask.max_draft
         return [draft.finished() for draft in drafts]
-
-    def _masked(self, ask: Ask, share: Share) -> Share:
-        """Put the mask behind the committed tokens, and return the share with its rows."""
-        end, more = len(ask.tokens), ask.max_draft - 1
-        self._lanes.tokens_np[ask.lane, end : end + more] = self._mask.token
-        return replace(share, count=share.count + more, outs=1 + more)
 
 
 def _next_row(draft: DraftInProgress) -> Share:

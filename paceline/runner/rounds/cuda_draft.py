@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,7 +14,7 @@ from paceline.kernels.cuda.lookup import lookup
 from paceline.kernels.cuda.rounds import layout
 from paceline.kernels.cuda.sample import draw
 from paceline.kernels.cuda.states import take
-from paceline.kernels.round_reference import Doubt, spread
+from paceline.kernels.round_reference import Doubt, put_masks, spread
 from paceline.kernels.states_reference import HeldStates, Taken, last
 from paceline.runner.forwards.cuda import CudaForward
 from paceline.runner.forwards.device_batch import DeviceBatch
@@ -52,6 +52,7 @@ class CudaDraft:
         asked[2] = bucket.draft
         self._counts, self._drawn = (torch.zeros(seats, dtype=torch.int32, device=device) for _ in range(2))
         self._same_counts = {rows: torch.full_like(self._counts, rows) for rows in (1, 2)}  # rows of a draft pass
+        self._wide: tuple[Tensor, Sequence[Tensor]] | None = None  # counts and rows over masks; None: no pass ran
         where, total = places([seats + 1, *[rows] * 4])
         self._laid = torch.zeros(total, dtype=torch.int32, device=device)
         self._starts, *columns = (self._laid[place] for place in where)
@@ -101,6 +102,18 @@ class CudaDraft:
         forward = on_cuda(model)
         laid = self._lay_out(self._same_counts[rows], first=turn - rows, rows=rows * self._bucket.seats, longest=rows)
         return forward.decoder.logits(laid, forward.kv, every=rows)[:, : self._target.vocab_size]
+
+    def masked(self, model: Forward, mask: int) -> Callable[[int], Tensor]:
+        forward, seats, count = on_cuda(model), self._bucket.seats, 2 * self.longest
+        put_masks(self.state, self.lanes, mask, self.longest - 1)
+        if self._wide is None:  # else the same launches run again
+            memory = torch.zeros((4, seats * count), dtype=torch.int32, device=self.state.device)
+            self._wide = torch.full_like(self._counts, count), memory.unbind()
+        counts, columns = self._wide
+        laid = self._lay_out(counts, first=-self.longest - 1, rows=seats * count, longest=count, columns=columns)
+        states = forward.decoder.hidden(laid, forward.kv).view(seats, count, -1)[:, self.longest :]
+        states = states.transpose(0, 1).contiguous()  # [drafted tokens, seats, hidden]
+        return lambda turn: forward.decoder.project(states[turn])[:, : self._target.vocab_size]
 
     def guess(self, head: Head, turn: int) -> Tensor:
         assert isinstance(head, CudaHead), f"rounds on a CUDA device run CudaHeads, not a {type(head).__name__}"
@@ -197,8 +210,10 @@ class CudaDraft:
             pdl=self._pdl,
         )
 
-    def _lay_out(self, counts: Tensor, *, first: int, rows: int, longest: int) -> DeviceBatch:
-        tokens, positions, slots, owners = (part[:rows] for part in self._rows)
+    def _lay_out(
+        self, counts: Tensor, *, first: int, rows: int, longest: int, columns: Sequence[Tensor] = ()
+    ) -> DeviceBatch:
+        tokens, positions, slots, owners = (part[:rows] for part in columns or self._rows)
         layout(
             self.state,
             seats=self._asked[0],

@@ -58,6 +58,21 @@ class PortableRound:
         whole[wanting] = logits
         return whole
 
+    def masked(self, model: Forward, mask: int) -> Callable[[int], Tensor]:
+        wanting, count, vocab_size = self._wanting(0), 2 * self.longest, self._rounds._forward.vocab_size
+        lanes = self.lanes[wanting]
+        ops.put_masks(self.state, lanes, mask, self.longest - 1)
+        batch, _ = self._rounds._rows.of_seats(lanes, [count] * len(wanting), first=-self.longest - 1)
+        told = self._rounds._run(model, batch).logits
+        told = told.view(len(wanting), count, told.shape[1])[:, self.longest :]
+
+        def logits(turn: int) -> Tensor:
+            whole = told.new_zeros(len(self._limits), vocab_size)
+            whole[wanting] = fit_logits(told[:, turn], vocab_size=vocab_size)
+            return whole
+
+        return logits
+
     def guess(self, head: Head, turn: int) -> Tensor:
         assert self._head is not None, "a drafter that runs a head has taps"
         if turn and self._growth is not None:

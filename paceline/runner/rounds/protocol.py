@@ -228,6 +228,13 @@ class DraftingRound(Protocol):
         Returns the logits [seats, vocab] after the last one, with no columns beyond the target's vocabulary. Rows of
         seats that may not have more than `turn` tokens are arbitrary."""
 
+    def masked(self, model: Forward, mask: int) -> Callable[[int], Tensor]:
+        """Run a PARD `model` once: over the last `longest` + 1 tokens of each seat, which it may not have read, and
+        over as many masks behind them as further tokens can be drafted.
+
+        Returns a function of `turn` = 0, 1, …: it gives the logits of the token behind `turn` drafted ones, as `logits`
+        does."""
+
     def guess(self, head: Head, turn: int) -> Tensor:
         """Run an EAGLE-3 head, after `turn` tokens have been drafted: first over all held states of each seat, then
         over its own output.

@@ -14,6 +14,7 @@ from torch import Tensor
 from paceline.drafters.base import Ask
 from paceline.drafters.block.drafting import BlockDrafting
 from paceline.drafters.eagle.drafting import Draws
+from paceline.drafters.tree_drafting import Thresholds
 from paceline.kernels.noise import pick
 from paceline.runner.heads.protocol import Anchor
 from paceline.runner.lanes import Lanes
@@ -66,7 +67,8 @@ def ask(params: SamplingParams | None = None, **changes: Any) -> Ask:
 def drafted(head: Scripted, wanted: Ask, *, min_confidence: float | None = None) -> Any:
     table = lanes()
     draws = Draws(head, lanes=table, vocab_size=VOCAB, pick=pick)
-    made = BlockDrafting(head, lanes=table, draws=draws, min_confidence=min_confidence)
+    thresholds = Thresholds(min_confidence, next_acceptance=1.0)
+    made = BlockDrafting(head, lanes=table, draws=draws, thresholds=thresholds)
     return made.draft([wanted])[0]
 
 

@@ -35,6 +35,7 @@ from tests.odd_drafters import AgainOnDevice
 
 LANES, PAGES = 9, 40
 TAPS = (0, 1, 1)
+MASK = 7  # token of drafted positions of the drafter "parallel"
 KEPT = (0, 1)  # the target's, for drafters on the host
 AGAIN = {"again": AgainOnDevice(), "again-half": AgainOnDevice(finds_fewer=True)}  # from outside
 OPTIONS = {"lanes": LANES, "max_context": 2000, "max_draft": 8}
@@ -95,12 +96,13 @@ def pair(device: torch.device, drafter: str | None = None, **options: Any) -> tu
     elif drafter in AGAIN:
         mine[drafter] = other[drafter] = AGAIN[drafter]
     elif drafter is not None:
-        shares = drafter == "self"
-        mine[drafter] = ModelOnDevice(forward(device, 0.05, target.kv if shares else None), shares_kv=shares)
+        shares, mask = drafter == "self", MASK if drafter == "parallel" else None
+        copied = forward(device, 0.05, target.kv if shares else None)
+        mine[drafter] = ModelOnDevice(copied, shares_kv=shares, mask=mask)
         copy = TorchForward(PLAIN, weights(0.05), num_pages=PAGES)
         if shares:
             copy.kv, copy.backend = oracle.kv, oracle.backend
-        other[drafter] = ModelOnDevice(copy, shares_kv=shares)
+        other[drafter] = ModelOnDevice(copy, shares_kv=shares, mask=mask)
     return (
         CudaRounds(target, drafters=mine, graphs=ON_GPU, **OPTIONS),
         PortableRounds(oracle, drafters=other, **OPTIONS),

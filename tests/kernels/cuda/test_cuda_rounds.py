@@ -38,11 +38,11 @@ from tests.kernels.tiny_forward import PLAIN
 from tests.odd_drafters import TreesOnDevice
 
 
-@pytest.mark.parametrize(("drafter", "longest"), [("model", 2), ("self", 2), ("ngram", 3)])
+@pytest.mark.parametrize(("drafter", "longest"), [("model", 2), ("parallel", 3), ("self", 2), ("ngram", 3)])
 def test_drafts_as_those_of_portable_rounds(drafter: str, longest: int, device: torch.device) -> None:
     """A lane with all filters and a greedy one, whose limits differ; then the greedy one alone."""
     made = pair(device, drafter)
-    assert [*made[0].readers] == [*made[1].readers] == (["model"] if drafter == "model" else [])
+    assert [*made[0].readers] == [*made[1].readers] == ([drafter] if drafter in ("model", "parallel") else [])
     for rounds in made:
         enter(rounds, 2, [5, 6, 7, 8, 5, 6], temperature=0.8, top_k=40, top_p=0.95, min_p=0.01)
         enter(rounds, 0, [1, 2, 3, 1], temperature=0)

@@ -20,6 +20,7 @@ DRAFTERS: Mapping[str, DeviceRig] = {
     "ngram": DEVICE_RIGS["ngram"],
     "noisy": DEVICE_RIGS["noisy"],
     "wide": DEVICE_RIGS["wide"],
+    "parallel": DEVICE_RIGS["parallel"],
     **SELF,
 }
 PAIRS = [(name, law) for name in DRAFTERS for law in ("greedy", "sampled")]

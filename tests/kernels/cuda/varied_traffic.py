@@ -78,8 +78,8 @@ def forward(layers: int, *, fp8: bool = False) -> CudaForward:
 def drafter(kind: str, target: CudaForward) -> DeviceDrafter:
     if kind == "ngram":
         return LookupOnDevice()
-    if kind == "model":
-        return ModelOnDevice(forward(1, fp8=True), shares_kv=False)
+    if kind in ("model", "parallel"):
+        return ModelOnDevice(forward(1, fp8=True), mask=2 if kind == "parallel" else None)
     if kind == "block":
         made = random_block(CONFIG, taps=TAPS, block_size=7, draft_vocab=3001, markov=Markov("gated", 64))
         block = CudaBlock(made, target.decoder, max_context=CONTEXT + 40)
@@ -171,5 +171,5 @@ def report(kinds: list[str], *, seconds: float) -> dict[str, Any]:
 
 if __name__ == "__main__":
     seconds = 0.0 if "eager" in sys.argv else 600.0
-    drafters = (["eagle", "ngram"], ["tree"], ["model"], ["block"])
+    drafters = (["eagle", "ngram"], ["tree"], ["model"], ["parallel"], ["block"])
     print(json.dumps({"+".join(kinds): report(kinds, seconds=seconds) for kinds in drafters}))
