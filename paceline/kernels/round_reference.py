@@ -230,9 +230,9 @@ def layout(
 
 def put_masks(state: DeviceLanes, seats: Tensor, mask: int, count: int) -> None:
     """Write `count` tokens `mask` behind the committed tokens of each seat. It launches, and waits for nothing."""
-    lanes = seats.long()[:, None]
-    at = state.lengths[lanes] + torch.arange(count, device=state.lengths.device)
-    state.tokens[lanes, at.clamp(max=state.tokens.shape[1] - 1).long()] = mask
+    lanes = seats.long()[:, None].expand(-1, count)
+    at = (state.lengths[lanes] + torch.arange(count, device=seats.device)).clamp(max=state.tokens.shape[1] - 1)
+    state.tokens[lanes, at.long()] = torch.full_like(seats, mask)[:, None]  # of a number, the host would send a copy
 
 
 # ── accept, push ──

@@ -4,14 +4,14 @@ Seconds of a step depend on its rows and change little from one number to the ne
 `tune.costs` reads what lies between them from a line. Timing every length and every power of two took a seventh of the
 time of measuring all ways (docs/experiments.md).
 
-A head reads the hidden states of a prompt in the first steps of its answer. Answers are short here, so those steps are
-timed apart: in the first turn prompts are new, in the others the prefix cache has them, and the head has read them.
+A head reads the hidden states of a prompt in the first steps of its answer. What these take longer is a cost of its
+own.
 
 Other machines on the same host make this one slower or faster for minutes, and plain steps by another factor than those
 with drafts. So steps are timed once before anything is measured, to choose what is, and again behind each measurement.
 
-Where answers are timed together, every second one is shorter, so that steps of half as many sequences are timed, too:
-a line between one sequence and eight is 10 to 20 % too low in the middle.
+Answers are as long as they are, up to COST_TOKENS, and end one after the other: steps of fewer sequences, over longer
+contexts, are timed with them. Eight code edits take 127 steps, of which 16 have eight sequences and 46 have three.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ from paceline.tune.costs import StepCosts, Table, table_of
 from paceline.tune.traces import Step, trace
 from paceline.tune.ways import PLAIN, Arm, Asking
 
-WARM_TOKENS, COST_TOKENS = 8, 40  # tokens of answers after new prompts, and at most of those whose steps are timed
-SHORT_SHARE = 5 / 8  # tokens of every second answer, by those of the others
-MIN_HALVED = 4  # sequences from which steps of half as many are timed, too
+WARM_TOKENS, COST_TOKENS = 8, 64  # tokens of answers that warm up, and at most of those whose steps are timed
+FRESH_STEPS = 4  # steps of an answer in which a head may still read hidden states of its prompt
+MIN_COUNT = 6  # steps of each draft length from which a smaller number of sequences has a table of its own
 WARM_UP, TIMED = -2, -3  # numbers of rounds, which are parts of their salts: no other round finds these prompts
 LADDER_FACTOR = 8  # a number of sequences whose steps are timed, by the one before
+Tables = dict[int, Table]  # by the number of sequences
+Runs = Sequence[tuple[Arm, Sequence[Sequence[Step]]]]  # of each arm: the steps of every batch of answers, in order
 
 
 class Timed(NamedTuple):
     """Seconds of one drafter's steps."""
 
-    tables: dict[int, Table]  # by the number of sequences
+    tables: Tables
     reading: float  # seconds that the first steps of an answer take longer, for each token of its prompt
     tokens: int  # tokens of answers whose steps were timed, at most
 
@@ -46,37 +48,51 @@ class Timed(NamedTuple):
 def time_steps(
     llm: LLM, arms: Sequence[Arm], asking: Asking, batch: int, *, seconds: float, clock: Callable[[], float]
 ) -> dict[str, Timed]:
-    """Time steps of all arms in turns, `batch` sequences at once; return what those of each drafter take.
+    """Time steps of all arms, `batch` sequences at once; return what those of each drafter take.
 
     `seconds`: time that all of it may take, about."""
     prompts, tokens = _middle(asking, batch)
     chosen = _Prompts(prompts, tokens, batch, asking)
-    chosen.steps(llm, arms[-1], WARM_TOKENS, salt=WARM_UP)
     began = clock()
-    fresh = [(arm, chosen.steps(llm, arm, WARM_TOKENS)) for arm in arms]
-    most = cost_tokens(clock() - began, seconds)
-    tables, read = _tables(chosen, llm, arms, most), sum(map(len, tokens))
-    return {name: Timed(found, reading_of(name, found, fresh, read), most) for name, found in tables.items()}
+    chosen.steps(llm, arms[-1], WARM_TOKENS, salt=WARM_UP)
+    most = cost_tokens(len(arms) * (clock() - began), seconds)
+    runs = [(arm, chosen.steps(llm, arm, most)) for arm in arms]
+    read = sum(map(len, tokens))
+    return {
+        name: Timed(tables, reading_of(name, tables, runs, read), most) for name, tables in _tables(runs, batch).items()
+    }
 
 
-def time_again(
-    llm: LLM, arms: Sequence[Arm], asking: Asking, batch: int, *, tokens: int
-) -> dict[str, dict[int, Table]]:
-    """Time the same steps again, behind prompts that have been read; `tokens`: of each answer, as at first."""
+def time_again(llm: LLM, arms: Sequence[Arm], asking: Asking, batch: int, *, tokens: int) -> dict[str, Tables]:
+    """Time steps again, of answers with at most so many `tokens`, as at first."""
     chosen = _Prompts(*_middle(asking, batch), batch, asking)
-    for arm in {arm.drafter: arm for arm in arms}.values():
-        chosen.steps(llm, arm, WARM_TOKENS)  # prompts may have left the cache
-    return _tables(chosen, llm, arms, tokens)
+    return _tables([(arm, chosen.steps(llm, arm, tokens)) for arm in arms], batch)
 
 
-def _tables(chosen: _Prompts, llm: LLM, arms: Sequence[Arm], most: int) -> dict[str, dict[int, Table]]:
-    """Return the seconds of each drafter's steps by the number of sequences, from answers of at most so many tokens."""
-    steady: dict[str, dict[int, list[Step]]] = {}
-    gc.collect()  # now, rather than during a step
-    for arm in arms:
-        for step in whole(chosen.steps(llm, arm, most, apart=True), arm.draft):
-            steady.setdefault(arm.drafter, {}).setdefault(step.sequences, []).append(step)
-    return {name: {size: table_of(found) for size, found in sizes.items()} for name, sizes in steady.items()}
+def _tables(runs: Runs, batch: int) -> dict[str, Tables]:
+    """Return the seconds of each drafter's steps. Those in which a prompt may still be read count only if there are no
+    others. A number of sequences has a table if all lengths of the drafter have some steps with it: a line beyond the
+    rows that were timed says nothing."""
+    steady: dict[str, list[dict[int, list[Step]]]] = {}
+    for arm, each in runs:
+        late = [step for steps in each for step in steps[FRESH_STEPS:]] or [step for steps in each for step in steps]
+        by: dict[int, list[Step]] = {}
+        for step in whole(late, arm.draft):
+            by.setdefault(step.sequences, []).append(step)
+        steady.setdefault(arm.drafter, []).append(by)
+    return {
+        name: {
+            count: table_of(step for by in lengths for step in by.get(count, ())) for count in _counts(lengths, batch)
+        }
+        for name, lengths in steady.items()
+    }
+
+
+def _counts(lengths: Sequence[dict[int, list[Step]]], batch: int) -> list[int]:
+    """Return the numbers of sequences that have a table, given the steps of each draft length by their number."""
+    every = {count for by in lengths for count in by}
+    enough = [count for count in every if all(len(by.get(count, ())) >= MIN_COUNT for by in lengths)]
+    return sorted({*enough, *(every & {batch})}) or sorted(every)
 
 
 def whole(steps: Sequence[Step], draft: int | None) -> Sequence[Step]:
@@ -97,30 +113,27 @@ class _Prompts:
     batch: int
     asking: Asking
 
-    def steps(self, llm: LLM, arm: Arm, most: int, *, salt: int = TIMED, apart: bool = False) -> list[Step]:
-        """Decode at most so many tokens of each answer, if `apart` fewer of every second one. Prompts with the same
-        `salt` are in the prefix cache."""
+    def steps(self, llm: LLM, arm: Arm, most: int, *, salt: int = TIMED) -> list[Sequence[Step]]:
+        """Decode at most so many tokens of each answer. Prompts with the same `salt` are in the prefix cache."""
+        gc.collect()  # now, rather than during a step
         cell = arm.cell(llm, self.batch, self.asking.temperature)
-        sizes = {self.batch, self.batch // 2} if apart and self.batch >= MIN_HALVED else {self.batch}
-        limits = (most, math.ceil(SHORT_SHARE * most)) if len(sizes) > 1 else (most, most)
-        lengths = [min(prompt.max_tokens, limits[i % 2]) for i, prompt in enumerate(self.prompts)]
-        short = [replace(prompt, max_tokens=length) for prompt, length in zip(self.prompts, lengths, strict=True)]
-        found: list[Step] = []
+        short = [replace(prompt, max_tokens=min(prompt.max_tokens, most)) for prompt in self.prompts]
+        found: list[Sequence[Step]] = []
         for i in range(0, len(short), self.batch):
             some = short[i : i + self.batch], self.tokens[i : i + self.batch]
-            found += trace(llm.engine, cell, *some, number=salt, ignore_eos=self.asking.ignore_eos).steps
-        return [step for step in found if step.sequences in sizes]
+            found.append(trace(llm.engine, cell, *some, number=salt, ignore_eos=self.asking.ignore_eos).steps)
+        return found
 
 
-def reading_of(
-    name: str, tables: dict[int, Table], fresh: Sequence[tuple[Arm, Sequence[Step]]], prompt_tokens: int
-) -> float:
-    """Return how many seconds the steps after new prompts took longer than usual ones, for each token of a prompt."""
+def reading_of(name: str, tables: Tables, runs: Runs, prompt_tokens: int) -> float:
+    """Return how many seconds the first steps after new prompts took longer than usual ones, for each token of a
+    prompt."""
     if name == PLAIN:
         return 0.0
     usual = StepCosts(tables).seconds
-    mine = [steps for arm, steps in fresh if arm.drafter == name]
-    longer = sum(step.seconds - usual(step.sequences, step.rows) for steps in mine for step in steps)
+    mine = [each for arm, each in runs if arm.drafter == name]
+    first = [step for each in mine for steps in each for step in steps[:FRESH_STEPS]]
+    longer = sum(step.seconds - usual(step.sequences, step.rows) for step in first)
     return max(0.0, longer) / (len(mine) * prompt_tokens)
 
 
@@ -149,5 +162,5 @@ def ladder(most: int) -> list[int]:
 
 
 def timed_lengths(lengths: Sequence[int]) -> list[int]:
-    """Draft lengths whose steps are timed behind a measurement: the shortest, the middle and the longest."""
-    return sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
+    """Draft lengths whose steps are timed: the shortest and the longest."""
+    return sorted({lengths[0], lengths[-1]})

@@ -183,7 +183,7 @@ class Study:
 
     def _costs(self, number: int, batch: int) -> Record:
         """Time steps of plain decoding and of every drafter at several of its lengths."""
-        llm, arms = self.engines.of(self.groups[number]), self._timed_arms(number, again=False)
+        llm, arms = self.engines.of(self.groups[number]), self._timed_arms(number)
         found = time_steps(llm, arms, self.asking, batch, seconds=self._part_seconds, clock=self.budget.clock)
         return {
             "tables": {name: _stored(each.tables) for name, each in found.items()},
@@ -193,17 +193,14 @@ class Study:
 
     def _costs_again(self, number: int, batch: int, *, tokens: int) -> Record:
         """Time the same steps behind a measurement: the machine may have become slower or faster."""
-        arms = self._timed_arms(number, again=True)
+        arms = self._timed_arms(number)
         found = time_again(self.engines.of(self.groups[number]), arms, self.asking, batch, tokens=tokens)
         return {"tables": {name: _stored(tables) for name, tables in found.items()}}
 
-    def _timed_arms(self, number: int, *, again: bool) -> list[Arm]:
-        """Return the ways whose steps are timed: to choose what is measured, the shortest and the longest drafts do."""
-        found = [Arm(number, PLAIN)]
-        for words in self.groups[number].scored:
-            lengths = timed_lengths(self._lengths(number, words))
-            found += [Arm(number, words, k) for k in (lengths if again else sorted({lengths[0], lengths[-1]}))]
-        return found
+    def _timed_arms(self, number: int) -> list[Arm]:
+        scored = self.groups[number].scored
+        drafting = [Arm(number, words, k) for words in scored for k in timed_lengths(self._lengths(number, words))]
+        return [Arm(number, PLAIN), *drafting]
 
     # ── time ──
 
