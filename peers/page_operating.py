@@ -20,7 +20,8 @@ def tuned(paths: Paths) -> str:
     """Choices of `paceline tune` within a grid in which everything was measured: pairs of files, choice and grid.
 
     Both may be the same file: of a grid only what `tune` would have measured is chosen from."""
-    header = ["prompts", "choice", "at 1 and 8", "best of the grid", "behind it", "right predictions", "seconds"]
+    header = ["prompts", "choice", "at 1 and 8", "best setting", "behind it", "best at 1 and at 8", "behind both"]
+    header += ["right predictions", "seconds"]
     records = [load(path) for path in paths]
     rows = [_tuned_row(*pair) for pair in zip(records[::2], records[1::2], strict=True)]
     return with_sources(markdown(header, rows), dict.fromkeys(paths))
@@ -31,15 +32,17 @@ def _tuned_row(chosen: Record, grid: Record) -> list[str]:
     speeds = [_speed(grid, _at(choice, batch), batch) for batch in batches]
     best = [_best(grid, batch) for batch in batches]
     ways = ", ".join(f"{cell['way']} {cell['ratio']:.2f}" for cell in best)
-    behind = max(0.0, 1 - mean(speeds) / mean([cell["ratio"] for cell in best]))
+    setting, fastest = _best_setting(grid)
     took, whole = chosen["seconds"], grid["seconds"]
     errors = grid["errors"]
     return [
         ", ".join(chosen["sources"]),
         choice.way,
         " and ".join(f"{speed:.2f}" for speed in speeds),
+        f"{setting} {fastest:.2f}",
+        _behind(mean(speeds), fastest),
         ways,
-        f"{behind:.1%}",
+        _behind(mean(speeds), mean([cell["ratio"] for cell in best])),
         f"{errors['close']} of {errors['cells']}",
         f"{took['predictions']:.0f} to predict; the grid {whole['checks']:.0f}",
     ]
@@ -81,6 +84,24 @@ def _speed(grid: Record, way: str, batch: int) -> float:
 def _best(grid: Record, batch: int) -> Record:
     cells: list[Record] = [cell for cell in grid["cells"] if cell["batch"] == batch]
     return max(cells, key=lambda cell: float(cell["ratio"]))
+
+
+def _best_setting(grid: Record) -> tuple[str, float]:
+    """Return the way that is the fastest over all batch sizes, as a server has one setting, and its mean. Batches above
+    the smallest may run plain, by `max_draft_batch`."""
+    first, *others = grid["batch"]
+    known = {(cell["way"], cell["batch"]): cell["ratio"] for cell in grid["cells"]}
+    means = {
+        way: mean([known[way, first], *(max(1.0, known.get((way, batch), 0.0)) for batch in others)])
+        for way, batch in known
+        if batch == first
+    }
+    best = max(means, key=means.__getitem__)
+    return best, means[best]
+
+
+def _behind(speed: float, best: float) -> str:
+    return f"{max(0.0, 1 - speed / best):.1%}"
 
 
 def mean(ratios: Sequence[float]) -> float:

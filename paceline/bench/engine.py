@@ -110,12 +110,14 @@ class MemoryTraffic:
     target_kv: int  # per token of context
     drafter_weights: int = 0
     drafter_kv: int = 0
+    one_pass: bool = False  # a draft takes one pass, however long it is
 
-    def per_step(self, *, sequences: float, context: float, draft_passes: float) -> float:
-        """Compute the least bytes per step: all weights, and the KV cache of every sequence, once per pass."""
-        tokens = sequences * context
+    def per_step(self, *, sequences: float, context: float, drafted: float) -> float:
+        """Compute the least bytes per step: all weights, and the KV cache of every sequence, once per pass. `drafted`:
+        tokens of a sequence's draft."""
+        tokens, passes = sequences * context, min(drafted, 1.0) if self.one_pass else drafted
         target = self.target_weights + tokens * self.target_kv
-        return target + draft_passes * (self.drafter_weights + tokens * self.drafter_kv)
+        return target + passes * (self.drafter_weights + tokens * self.drafter_kv)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +270,7 @@ def traffic_of(parts: Parts) -> MemoryTraffic:
         drafter_weights=sum(made.pass_bytes for made in models),
         drafter_kv=sum(made.page_bytes or own for made in models)
         // PAGE_SIZE,  # without pages of its own: the target's
+        one_pass=bool(models) and all(made.one_pass for made in models),
     )
 
 

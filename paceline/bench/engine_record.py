@@ -119,7 +119,7 @@ def limit_seconds(measured: Measured, run: BatchRun) -> float:
     need = measured.traffic[run.mode].per_step(
         sequences=sequences,
         context=setup.prompt_tokens + setup.output_tokens / 2,
-        draft_passes=run.drafted / run.sequence_steps,
+        drafted=run.drafted / run.sequence_steps,
     )
     return need / measured.bandwidth
 

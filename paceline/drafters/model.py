@@ -263,6 +263,7 @@ def recipe_of(ready: ReadyModel, target: ReadyModel, given: Mapping[str, Any], *
         how=ready.why,
         page_bytes=ready.page_bytes,
         pass_bytes=ready.pass_bytes,
+        one_pass="mask" in given,
         vocabulary=min(ready.model.config.vocab_size, target.model.config.vocab_size),
         model=ready,
         on_device=on_device,

@@ -51,6 +51,7 @@ class Recipe:
     how: str = "runs on the host"  # how it drafts, in words
     page_bytes: int = 0  # bytes of its own KV memory for one page
     pass_bytes: int = 0  # bytes of weights that one draft pass reads
+    one_pass: bool = False  # a draft takes one pass, however long it is
     lane_bytes: int = 0  # bytes of a GPU that it needs for each sequence, beside pages
     taps: Sequence[int] = ()  # places of the target whose hidden states it reads
     vocabulary: int | None = None  # tokens of the target that it can draft; None: all

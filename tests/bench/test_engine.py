@@ -231,8 +231,9 @@ def test_what_cannot_be_measured(changes: dict[str, Any], message: str) -> None:
 
 def test_the_bytes_of_a_step() -> None:
     bytes = MemoryTraffic(target_weights=1000, target_kv=10, drafter_weights=100, drafter_kv=1)
-    assert bytes.per_step(sequences=2, context=5, draft_passes=0) == 1100
-    assert bytes.per_step(sequences=2, context=5, draft_passes=4) == 1100 + 4 * 110
+    assert bytes.per_step(sequences=2, context=5, drafted=0) == 1100
+    assert bytes.per_step(sequences=2, context=5, drafted=4) == 1100 + 4 * 110
+    assert replace(bytes, one_pass=True).per_step(sequences=2, context=5, drafted=4) == 1100 + 110
 
 
 @pytest.mark.parametrize(
