@@ -53,7 +53,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--drafter",
         default="none",
         metavar="DRAFTER",
-        help="a model or a shape, eagle:PATH, eagle-shape, self, ngram, suffix, prediction, or none (default: none)",
+        help="a model or a shape, eagle:PATH, eagle-shape, block:PATH, block-shape, self, ngram, suffix, "
+        "prediction, or none (default: none)",
     )
     group.add_argument("--draft", type=count, default=4, metavar="K", help="tokens of the longest draft (default: 4)")
     group.add_argument(

@@ -140,10 +140,16 @@ def eagle_shapes(target: ModelConfig, *, draft_vocab: int) -> dict[str, tuple[in
 
 def random_block(target: ModelConfig, *, device: torch.device | str, dtype: torch.dtype, seed: int = 2) -> BlockHead:
     """Make a DSpark drafter of random weights: layers in the target's shape, with its embedding and output layer."""
-    decoder = replace(target, num_layers=BLOCK_LAYERS, windows=(), tied_head=False, qk_norm=True, post_norms=False)
+    config = block_shape(target)
+    weights: dict[str, Weight] = dict(_drawn(block_shapes(config), device=device, dtype=dtype, seed=seed))
+    return BlockHead(config=config, weights=weights, ids=torch.arange(target.vocab_size, dtype=torch.int32))
+
+
+def block_shape(target: ModelConfig) -> BlockConfig:
+    """Describe the network of `random_block`."""
     last = target.num_layers - 1
-    config = BlockConfig(
-        decoder=decoder,
+    return BlockConfig(
+        decoder=replace(target, num_layers=BLOCK_LAYERS, windows=(), tied_head=False, qk_norm=True, post_norms=False),
         draft_vocab_size=target.vocab_size,
         target_hidden_size=target.hidden_size,
         taps=tuple(sorted({round(last * (1 + 2 * i) / (2 * BLOCK_TAPS)) for i in range(BLOCK_TAPS)})),
@@ -153,12 +159,14 @@ def random_block(target: ModelConfig, *, device: torch.device | str, dtype: torc
         anchor_first=True,
         markov=Markov("vanilla", MARKOV_RANK),
     )
-    hidden, factors = target.hidden_size, (target.vocab_size, MARKOV_RANK)
-    shapes = {name: shape for name, shape in expected_shapes(decoder).items() if name not in ("embed", "head")}
-    shapes |= {"fc": (hidden, config.width), "context_norm": (hidden,)}
-    shapes |= {"markov.before": factors, "markov.after": factors}
-    weights: dict[str, Weight] = dict(_drawn(shapes, device=device, dtype=dtype, seed=seed))
-    return BlockHead(config=config, weights=weights, ids=torch.arange(target.vocab_size, dtype=torch.int32))
+
+
+def block_shapes(config: BlockConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every weight of a `block_shape`, by name."""
+    hidden, factors = config.target_hidden_size, (config.draft_vocab_size, MARKOV_RANK)
+    layers = {name: shape for name, shape in expected_shapes(config.decoder).items() if name not in ("embed", "head")}
+    own = {"fc": (hidden, config.width), "context_norm": (hidden,)}
+    return {**layers, **own, "markov.before": factors, "markov.after": factors}
 
 
 def random_weights(

@@ -27,10 +27,12 @@ class Place:
     ranks: int = 1
 
 
-def pass_seconds(size: ModelSize, place: Place, *, rows: float, sequences: float, context: float) -> float:
-    """Compute the seconds of a pass in which every row has logits; `context`: mean tokens before the rows."""
+def pass_seconds(
+    size: ModelSize, place: Place, *, rows: float, sequences: float, context: float, outs: float | None = None
+) -> float:
+    """Compute the seconds of a pass. `context`: mean tokens before the rows; `outs`: rows with logits; None: all."""
     keys = sequences * size.seen(context) * size.kv_token(place.ranks) / place.gpu.pace.bandwidth
-    return keys + _products(size, place, rows=rows, outs=rows, sequences=sequences)
+    return keys + _products(size, place, rows=rows, outs=rows if outs is None else outs, sequences=sequences)
 
 
 def prompt_seconds(size: ModelSize, place: Place, length: int) -> float:

@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from paceline.errors import InvalidRequest, ModelNotFound, OutOfMemory, UnknownOption, VocabularyMismatch
+from paceline.models.load import open_model
 from paceline.models.shapes import LLAMA_3_1_8B, QWEN3_32B, SMOLLM2_135M
 from paceline.plan.fleet import longest_draft, possible_degrees
 from paceline.plan.gpus import ESTIMATED_SOURCE, GPUS, H200, MEASURED, MEASURED_SOURCE, read_gpus
@@ -16,6 +18,8 @@ from paceline.plan.passes import Place, pass_seconds, prompt_seconds, sum_second
 from paceline.plan.report import record, text
 from paceline.plan.size import model_size
 from paceline.plan.speed import tokens_per_step
+from tests.block_heads import LAYOUTS
+from tests.cli.tiny_model import write_model
 from tests.plan.plans import H200_MEMORY, plan, question
 
 
@@ -178,6 +182,41 @@ def test_drafters_by_their_costs() -> None:
     assert drafters["self"].kv_token == 0
     assert drafters["eagle-shape"] is not None
     assert drafters["eagle-shape"].kv_token == 2 * 8 * 128 * 2
+
+
+def test_a_block_takes_one_pass_for_all_tokens() -> None:
+    machine = plan(drafter="block-shape").machine
+    block = machine.drafter
+    assert block is not None
+    assert block.size is not None
+    assert block.block is not None
+    assert block.block.rows == 8
+    one, eight = (block.seconds(machine.place, length=n, sequences=4, context=500) for n in (1, 8))
+    passed = pass_seconds(block.size, machine.place, rows=32, sequences=4, context=500, outs=4)
+    assert passed < one < eight < 1.5 * one
+    assert block.seconds(machine.place, length=0.5, sequences=4, context=500) == pytest.approx(one / 2, rel=0.01)
+    layers, hidden, vocab = 5, 4096, 128256
+    assert block.kv_token == 2 * layers * 8 * 128 * 2
+    inner = layers * (2 * hidden * hidden + 2 * hidden * 1024 + 3 * hidden * 14336)
+    own = 2 * (inner + 5 * hidden * hidden + 2 * 256 * vocab)  # the output layer is the target's
+    assert block.weight_bytes == pytest.approx(own, rel=0.001)
+
+
+@pytest.mark.parametrize("layout", ["dflash", "dspark", "dflash2"])
+def test_a_block_drafter_in_a_directory_is_planned_by_its_headers(tmp_path: Path, layout: str) -> None:
+    folder = write_model(tmp_path)
+    head = LAYOUTS[layout].write(tmp_path / "head", vocab=open_model(str(folder)).config.vocab_size)
+    block = plan(str(folder), drafter=f"block:{head}", context=128).machine.drafter
+    assert block is not None
+    assert block.block is not None
+    assert bool(block.block.heads) == (layout != "dflash")
+    assert block.weight_bytes == pytest.approx(written_bytes(head), rel=0.02)
+
+
+def written_bytes(head: Path) -> int:
+    """Bytes of the tensors of a head that a plan counts, in 16 bits."""
+    tensors = load_file(head / "model.safetensors")
+    return 2 * sum(tensor.numel() for name, tensor in tensors.items() if not name.startswith("embed_tokens"))
 
 
 def test_the_first_draft_pass_reads_two_tokens_of_each_sequence() -> None:
