@@ -155,4 +155,5 @@ class _BlockDecoder(Decoder):
         base = self.weights[f"{name}.base"]
         assert self._convolutions is not None, "a network without convolutions"
         assert isinstance(base, Tensor), f"{name}.base is quantised"
-        return around(x, base, self.weights[f"{name}.kernel"], self._convolutions, rows=self.rows)
+        deltas = linear(x, self.weights[f"{name}.kernel"])
+        return around(x, base, deltas, self._convolutions, rows=self.rows)

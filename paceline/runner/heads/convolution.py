@@ -14,30 +14,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.kernels.quant import Weight
-from paceline.kernels.reference import linear
 from paceline.models.block_config import Convolutions
 
 
 def around(
-    x: Tensor, base: Tensor, kernel: Weight, config: Convolutions, *, rows: int
+    x: Tensor, base: Tensor, deltas: Tensor, config: Convolutions, *, rows: int
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """Convolve the inputs x [blocks * rows, hidden]; return them, and a function for the outputs.
 
-    `base` is [2 * taps, hidden], `kernel` [2 * taps * groups, hidden]."""
-    sides = base.view(2, config.taps, -1)
-    deltas = linear(x, kernel).view(len(x), 2, config.taps, -1)
+    `base` is float32 [2 * taps, hidden], `deltas` [blocks * rows, 2 * taps * groups]."""
+    sides, both = base.view(2, config.taps, -1), deltas.view(len(x), 2, config.taps, -1)
     return (
-        _convolve(x, sides[0], deltas[:, 0], config.group, rows),
-        lambda y: _convolve(y, sides[1], deltas[:, 1], config.group, rows),
+        _convolve(x, sides[0], both[:, 0], config.group, rows),
+        lambda y: _convolve(y, sides[1], both[:, 1], config.group, rows),
     )
 
 
 def _convolve(x: Tensor, base: Tensor, deltas: Tensor, group: int, rows: int) -> Tensor:
     """Convolve x [blocks * rows, hidden] by base [taps, hidden] and deltas [blocks * rows, taps, groups]."""
     blocks = x.view(-1, rows, x.shape[1])
-    out = torch.zeros_like(x)
+    out = torch.zeros(x.shape, dtype=base.dtype, device=x.device)
     for tap in range(len(base)):
         earlier = functional.pad(blocks, (0, 0, tap, 0))[:, :rows].reshape(x.shape)
-        out += (base[tap] + deltas[:, tap].repeat_interleave(group, dim=1)) * earlier
-    return out
+        out += (base[tap] + deltas[:, tap, :, None].expand(-1, -1, group).reshape(x.shape)) * earlier
+    return out.to(x.dtype)

@@ -34,6 +34,7 @@ from paceline.models.block_heads import BlockHead
 from paceline.runner.forwards.cuda import CudaDecoder, new_kv
 from paceline.runner.forwards.cuda_layers import CudaLayer, Packer
 from paceline.runner.forwards.device_batch import DeviceBatch, Ends, padded_sizes
+from paceline.runner.heads.cuda_dflash2 import CudaSelector, convolutions
 from paceline.runner.heads.markov import next_factor
 
 MAX_OUTS = 512  # rows whose logits are in memory at once: 300 MB for a vocabulary of 152,000
@@ -49,6 +50,7 @@ class CudaBlock(CudaDecoder):
     def __init__(self, head: BlockHead, target: CudaDecoder, *, max_context: int) -> None:
         self.block = head.config
         self._target = target
+        self.ids = head.ids.to(device=target.device, dtype=torch.int32)
         super().__init__(
             replace(head.config.decoder, embedding_scale=head.config.embedding_scale),
             head.weights,
@@ -57,7 +59,6 @@ class CudaBlock(CudaDecoder):
             device=target.device,
             pdl=target.pdl,
         )
-        self.ids = head.ids.to(device=self.device, dtype=torch.int32)
         # Of the latest blocks: states [tokens · seats, hidden], logits of some of them, and the memory of an rnn.
         self._states = self._logits = self._memory = torch.empty(0)
 
@@ -105,20 +106,48 @@ class CudaBlock(CudaDecoder):
         logits = self._logits[turn % each * seats :][:seats]
         if self.head.outputs % ALIGNED:
             logits = logits.clone()  # rounds have compiled their kernels for rows that begin at aligned addresses
+        states = self._states[turn * seats :][:seats]
+        if self._selector is not None:
+            return self._selector.chosen(logits, states, before, self._buffered)
         if self.block.markov is None:
             return logits
         embedded = self._buffer("embedded", seats, self.block.markov.rank)
         embed(before, self._markov["before"], embedded, pdl=self.pdl)
-        states = self._states[turn * seats :][:seats]
         factor, self._memory = next_factor(self.block.markov.kind, self._memory, embedded, states, self._product)
         return logits.add_(self._product("after", factor))
 
     def _run_rows(self, rows: DeviceBatch, tokens: int) -> None:
         first, count, device = 1 - self.block.anchor_first, rows.max_rows, self.device
         at = torch.arange(tokens, device=device)[:, None] + torch.arange(rows.seats, device=device) * count
-        self._states = self.hidden(rows, self.kv)[(at + first).flatten()]
+        hidden = self.hidden(rows, self.kv) if self.block.convolutions is None else self._convolved(rows)
+        self._states = hidden[(at + first).flatten()]
         if self.block.markov is not None:
             self._memory = self._states.new_zeros((rows.seats, self.block.markov.rank))
+
+    def _convolved(self, rows: DeviceBatch) -> Tensor:
+        """Compute the states [rows, hidden] of blocks after the last norm, with convolutions around attention and MLP
+        of each layer."""
+        config, eps = self.config, self.config.norm_eps
+        x, y = (self._buffer(name, len(rows.tokens), config.hidden_size) for name in "xy")
+        embed(rows.tokens, self.embedding, x, scale=config.embedding_scale, pdl=self.pdl)
+        for index in self._passed(()):
+            layer, (attention, mlp) = self.layers[index], self._convolutions[index]
+            norm(x, layer.attn_norm, y, eps=eps, pdl=self.pdl)
+            inputs, after = attention.around(y, rows.max_rows, self._buffered)
+            x += after(self._buffered(self._attend(index, layer, inputs, rows, self.kv), layer.o))
+            norm(x, layer.mlp_norm, y, eps=eps, pdl=self.pdl)
+            inputs, after = mlp.around(y, rows.max_rows, self._buffered)
+            gated = self._buffer("gated", len(x), config.intermediate_size)
+            self.products(inputs, layer.gate_up, gated, activation=self.activation)
+            x += after(self._buffered(gated, layer.down))
+        norm(x, self.norm, y, eps=eps, pdl=self.pdl)
+        return y
+
+    def _buffered(self, x: Tensor, matrix: CudaMatrix) -> Tensor:
+        """Multiply rows with a matrix, in memory that the next such product of as many outputs reuses."""
+        out = self._buffer(f"{matrix.outputs} outputs", len(x), matrix.outputs)
+        self.products(x, matrix, out)
+        return out
 
     def _project_rows(self, states: Tensor) -> Tensor:
         """Compute logits [rows, draft vocabulary] of states, before a markov head corrects them."""
@@ -170,7 +199,9 @@ class CudaBlock(CudaDecoder):
     # ── weights ──
 
     def matrices(self) -> list[CudaMatrix]:
-        return [self.fc, *self._markov.values(), *super().matrices()]
+        kernels = [each.kernel for pair in self._convolutions for each in pair]
+        chosen = [] if self._selector is None else self._selector.matrices()
+        return [self.fc, *self._markov.values(), *kernels, *chosen, *super().matrices()]
 
     def _assemble(self, packer: Packer, max_context: int) -> None:
         self.embedding = packer.matrix("embed") if "embed" in packer else self._target.embedding
@@ -178,7 +209,10 @@ class CudaBlock(CudaDecoder):
         self.fc, self._context_norm = packer.matrix("fc"), packer.vector("context_norm")
         self.norm = packer.vector("norm")
         self._markov = {name: packer.matrix(f"markov.{name}") for name in FACTORS if f"markov.{name}" in packer}
-        self.layers = self._packed_layers(packer, max_context)
+        self.layers, block = self._packed_layers(packer, max_context), self.block
+        count = self.config.num_layers
+        self._convolutions = convolutions(packer, block.convolutions, count) if block.convolutions else []
+        self._selector = CudaSelector(packer, block.selector.top, ids=self.ids) if block.selector else None
 
     @torch.inference_mode()
     def profile(self, rows: int, outs: int) -> None:
@@ -216,9 +250,7 @@ def check_on_cuda(config: BlockConfig) -> None:
     """Raise UnsupportedModel for a network that has no launches."""
     windows = config.decoder.windows or (0,) * config.decoder.num_layers
     causal = config.causal or (False,) * config.decoder.num_layers
-    if config.convolutions is not None or config.selector is not None:
-        what = "convolutions and a choice among the best tokens (DFlash2)"
-    elif any(window and not alone for window, alone in zip(windows, causal, strict=True)):
+    if any(window and not alone for window, alone in zip(windows, causal, strict=True)):
         what = "layers with a window whose rows see later ones"
     elif config.block_size > prefill.MANY_ROWS:  # its kernel takes adjacent positions for granted
         what = f"blocks of {config.block_size} rows, more than {prefill.MANY_ROWS}"

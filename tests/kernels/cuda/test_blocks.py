@@ -43,6 +43,9 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "vanilla": {"markov": Markov("vanilla", 8), "anchor_first": True, "layers": 1},
     "gated": {"markov": Markov("gated", 8), "layers": 1},
     "rnn": {"markov": Markov("rnn", 8), "layers": 1},
+    "convolutions": {"convolutions": Convolutions(2, 16)},
+    "choice": {"selector": Selector(8, 6), "layers": 1},
+    "DFlash2": {"convolutions": Convolutions(3, 8), "selector": Selector(8, 5), "draft_vocab": 61},
     "scaled": {"embedding_scale": 2.0, "logit_scale": 0.5, "softcap": 4.0, "layers": 1},
 }
 
@@ -187,8 +190,6 @@ def test_the_largest_pass_allocates_every_buffer(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"convolutions": Convolutions(2, 16)}, "convolutions and a choice among the best tokens"),
-        ({"selector": Selector(8, 6)}, "convolutions and a choice among the best tokens"),
         ({"window": 6, "causal": (True, False)}, "layers with a window whose rows see later ones"),
         ({"block_size": 65}, "blocks of 65 rows, more than 64"),
     ],
