@@ -48,7 +48,19 @@ from paceline.text.tokenizer import Tokenizer
 from tests.block_heads import random_block
 from tests.heads import random_eagle, random_medusa
 from tests.other_vocabularies import Other, bridge_to, one_in_common, permuted, removed, sentencepiece_like
-from tests.tiny_models import BAD, CONTEXT, NOISY, ON_GPU, TARGET, VOCAB, Model, cuda_block, cuda_forward, cuda_head
+from tests.tiny_models import (
+    BAD,
+    CONTEXT,
+    NOISY,
+    ON_GPU,
+    TARGET,
+    VOCAB,
+    Model,
+    cuda_block,
+    cuda_forward,
+    cuda_head,
+    cuda_leading,
+)
 from tests.toy import ToyForward
 from tests.watched_rounds import WatchedRounds
 
@@ -340,6 +352,18 @@ class Itself:
 
 
 @dataclass(frozen=True)
+class FirstLayers:
+    """The first of the target's two layers, on the target's own KV memory; for the toy, which has none, some noise."""
+
+    def forward(self, target: Forward) -> Forward:
+        if isinstance(target, ToyForward):
+            return Itself().forward(target)
+        if isinstance(target, TorchForward):
+            return target.leading(1)
+        return cuda_leading(target, 1)
+
+
+@dataclass(frozen=True)
 class Parallel:
     """A model that drafts over masks."""
 
@@ -347,10 +371,10 @@ class Parallel:
     mask: int = 3
 
 
-DeviceRig = Model | Parallel | Itself | EagleMade | BlockMade | MedusaMade | DeviceDrafter
+DeviceRig = Model | Parallel | Itself | FirstLayers | EagleMade | BlockMade | MedusaMade | DeviceDrafter
 
 # The same drafters, run by a device; and those that only a device can run, where the backend can.
-SELF = {"self": Itself()}
+SELF: Mapping[str, Itself | FirstLayers] = {"self": Itself(), "layers": FirstLayers()}
 DEVICE_RIGS: Mapping[str, Model | Parallel | LookupOnDevice | EagleMade | BlockMade | MedusaMade] = {
     "ngram": LookupOnDevice(),
     "ngram-1": LookupOnDevice(min_ngram=1, max_ngram=2),
@@ -388,7 +412,7 @@ class Rig:
 
 
 def _device_drafter(by: DeviceRig, backend: str, target: Forward) -> DeviceDrafter:
-    if isinstance(by, Itself):
+    if isinstance(by, (Itself, FirstLayers)):
         return ModelOnDevice(by.forward(target), shares_kv=True)
     if isinstance(by, (EagleMade, BlockMade, MedusaMade)):
         return by.on_device(target, backend)

@@ -90,6 +90,13 @@ def cuda_forward(model: Model, *, num_pages: int, kv: Any = None, taps: Sequence
     return CudaForward(decoder, kv, taps=taps)
 
 
+def cuda_leading(target: Any, layers: int) -> Forward:
+    """The first layers of a target of `cuda_forward`, on its KV memory."""
+    from paceline.runner.forwards.cuda import CudaForward
+
+    return CudaForward(target.decoder.leading(layers), target.kv)
+
+
 def cuda_head(head: EagleHead, target: Any) -> Any:
     """A head on the kernels for GPUs, beside a target of `cuda_forward`."""
     from paceline.runner.heads.cuda import CudaHead

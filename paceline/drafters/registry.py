@@ -11,7 +11,7 @@
     medusa:PATH                    Medusa heads trained for the target: a directory or a hub id
     prediction                     the text that a request predicts; always there, and first where a request has one
     self, self:int4                the target itself in fewer bits (int8 or int4, on a GPU fp8, too), on its KV memory
-    layers:N, layers:auto          on a CPU: the target's own first layers, on its KV memory
+    layers:N, layers:auto          the target's own first layers, on its KV memory; auto: on a CPU
     recycling                      on a CPU: the target's own likeliest tokens after each token, from earlier rows
     lookahead                      on a CPU: n-grams that the target guesses beside its verification
     portfolio                      on a CPU: all other drafters that are loaded; there by itself where they are several
@@ -77,7 +77,7 @@ REGISTRY: dict[str, DrafterKind] = {
     medusa.MedusaDrafter.name: DrafterKind(medusa.recipe, on_gpu="device", computes=True),
     prediction.PredictionDrafter.name: DrafterKind(prediction.recipe, on_gpu="device"),
     self_copy.NAME: DrafterKind(self_copy.recipe, on_gpu="device", computes=True),
-    layers.NAME: DrafterKind(layers.recipe, computes=True),
+    layers.NAME: DrafterKind(layers.recipe, on_gpu="device", computes=True),
     recycling.NAME: DrafterKind(recycling.recipe),
     lookahead.NAME: DrafterKind(lookahead.recipe),
     portfolio.PortfolioDrafter.name: DrafterKind(portfolio.recipe),

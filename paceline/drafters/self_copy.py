@@ -7,6 +7,8 @@ prompt. On a GPU the device runs it, and on the host there is nothing to build; 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from paceline.drafters import self_on_cpu
 from paceline.drafters.base import Drafter
 from paceline.drafters.model import ModelOnDevice
@@ -17,6 +19,9 @@ from paceline.models.weights import Progress
 from paceline.runner.loading.memory import memory_for
 from paceline.runner.loading.models import ReadyModel
 from paceline.runner.rounds.protocol import DeviceDrafter
+
+if TYPE_CHECKING:
+    from paceline.runner.forwards.cuda import CudaDecoder
 
 NAME = "self"
 FORMATS = ("fp8", "int8", "int4")
@@ -38,22 +43,28 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
             "as the target can only lose; take another one, or load the target in bf16"
         )
 
+    return on_target_memory(NAME, copy, f"the copy of {target.name}", how=f"the target in {format}, on its KV memory")
+
+
+def on_target_memory(name: str, decoder: CudaDecoder, title: str, *, how: str) -> Recipe:
+    """Make the recipe of a drafter that a device runs on the target's keys and values. `title` names its decoder in
+    errors."""
+
     def on_device(built: Drafter | None, to: Forward) -> DeviceDrafter:
         from paceline.runner.forwards.cuda import CudaForward
 
         assert isinstance(to, CudaForward)
-        return ModelOnDevice(CudaForward(copy, to.kv), shares_kv=True)
+        return ModelOnDevice(CudaForward(decoder, to.kv), shares_kv=True)
 
     def profile(rows: int, outs: int) -> None:
-        what = f"a pass of {rows} tokens of the copy of {target.name}"
-        with memory_for(what, "lower max_step_tokens or max_sequences"):
-            copy.profile(rows, outs)
+        with memory_for(f"a pass of {rows} tokens of {title}", "lower max_step_tokens or max_sequences"):
+            decoder.profile(rows, outs)
 
     return Recipe(
-        name=NAME,
+        name=name,
         build=lambda context: None,
-        how=f"the target in {format}, on its KV memory",
-        pass_bytes=copy.weight_bytes,
+        how=how,
+        pass_bytes=decoder.weight_bytes,
         on_device=on_device,
         profile=profile,
     )

@@ -41,6 +41,15 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
     return
 
 
+@pytest.fixture
+def a_decoder() -> Any:
+    pytest.importorskip("triton", reason="kernels for GPUs are written in Triton")
+    from paceline.runner.forwards.cuda import CudaDecoder
+
+    weights = dict(TARGET.weights)
+    return CudaDecoder(TARGET.config, weights, max_context=64, dtype=torch.float32, device="cpu", pdl=False)
+
+
 # ── words ──
 
 
@@ -94,9 +103,33 @@ def test_auto_needs_compiled_passes_and_text(fields: dict[str, Any], why: str) -
         registry.recipe("layers:auto", a_target(**fields))
 
 
-def test_a_gpu_refuses_it_by_name() -> None:
-    with pytest.raises(InvalidRequest, match="drafter 'layers' runs on a CPU only"):
-        registry.check_device("layers:4", "cuda")
+def test_a_gpu_drafts_with_a_number_of_layers(a_decoder: Any) -> None:
+    registry.check_device("layers:1", "cuda")
+    target = a_target(decoder=a_decoder, compiled=False, device="cuda")
+    recipe = registry.recipe("layers:1", target)
+    assert recipe.how == "the target's first 1 of 2 layers, on its KV memory"
+    assert recipe.pass_bytes == sum(each.bytes for each in [*a_decoder.matrices()[:4], a_decoder.head])
+    from paceline.runner.forwards.cuda import CudaForward, new_kv
+
+    to = CudaForward(a_decoder, new_kv(TARGET.config, num_pages=1, dtype=torch.float32, device="cpu"))
+    assert recipe.on_device is not None
+    by: Any = recipe.on_device(None, to)
+    assert by.reader is None, "no prompt is read"
+    assert by.forward.kv is to.kv
+    assert by.forward.decoder.layers == a_decoder.layers[:1]
+    assert by.forward.decoder._buffers is not a_decoder._buffers
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("layers:auto", "target runs on a GPU: take a number of layers"),
+        ("layers:1,max_draft=2", "is for a CPU; on a GPU"),
+    ],
+)
+def test_what_a_gpu_cannot_do(words: str, message: str, a_decoder: Any) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        registry.recipe(words, a_target(decoder=a_decoder, compiled=False, device="cuda"))
 
 
 # ── the choice ──

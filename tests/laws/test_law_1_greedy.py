@@ -78,7 +78,7 @@ def test_all_drafters_in_one_batch(backend: str, mix: str) -> None:
 
 
 # On the compiled backend all of them are in one batch, below; in batches of their own they are for `make test-slow`.
-ON_A_DEVICE = [*((name, "toy") for name in (*DEVICE_RIGS, *SELF)), ("self", "eager")]
+ON_A_DEVICE = [*((name, "toy") for name in (*DEVICE_RIGS, *SELF)), *((name, "eager") for name in SELF)]
 ON_A_DEVICE += [pytest.param(name, "compiled", marks=pytest.mark.slow) for name in DEVICE_RIGS]
 
 

@@ -15,7 +15,7 @@ from tests.rig import DEVICE_RIGS, RIGS, SELF, build
 from tests.runs import prompt, run, tokens_of
 from tests.tiny_models import BACKENDS
 
-ON_A_DEVICE = [*((name, "toy") for name in (*DEVICE_RIGS, *SELF)), ("self", "eager")]
+ON_A_DEVICE = [*((name, "toy") for name in (*DEVICE_RIGS, *SELF)), *((name, "eager") for name in SELF)]
 ON_A_DEVICE += under_law.usual_first(*DEVICE_RIGS, backend="compiled")
 COMPUTING = ("model", "eagle", "mtp", "block", "portfolio", "layers", "self")
 WITH_PROBS = {name for kind in COMPUTING for name in RIGS[kind]} | {"sure-chain"}

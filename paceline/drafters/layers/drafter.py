@@ -5,7 +5,7 @@ tokens, keys and values of these layers are the target's own, bit by bit. The la
 them, and verification writes over all of these.
 
 Drafts are chains. How sure early layers are says little (docs/experiments.md, "Early layers of SmolLM2"), so that the
-engine's pace sets the length, by past acceptance. Only a CPU runs this drafter.
+engine's pace sets the length, by past acceptance. A GPU runs `layers:N` inside its rounds.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from paceline.drafters.layers.choice import WORTH, Choice, choose
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.options import parse_options
 from paceline.drafters.recipe import BuildContext, Recipe
+from paceline.drafters.self_copy import on_target_memory
 from paceline.errors import InvalidRequest
 from paceline.kernels.base import Forward
 from paceline.kernels.cpu.build import load_library
@@ -57,6 +58,11 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
     if words == AUTO:
         return _measured(target, given)
     layers, model = _count(words, target), target.model
+    how = f"the target's first {layers} of {model.config.num_layers} layers, on its KV memory"
+    if target.decoder is not None:
+        if given:
+            raise InvalidRequest("layers:max_draft is for a CPU; on a GPU the engine's max_draft bounds all drafts")
+        return on_target_memory(NAME, target.decoder.leading(layers), f"{layers} layers of {target.name}", how=how)
 
     def build(context: BuildContext) -> Drafter:
         return drafter_of(context, layers, **given)
@@ -64,7 +70,7 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
     return Recipe(
         name=NAME,
         build=build,
-        how=f"the target's first {layers} of {model.config.num_layers} layers, on its KV memory",
+        how=how,
         pass_bytes=pass_bytes(model.leading(layers), packed=target.compiled),
     )
 
@@ -105,9 +111,10 @@ def _measured(target: ReadyModel, given: dict[str, Any]) -> Recipe:
     """Make the recipe of `layers:auto`. It is measured once the target is built, and before any request."""
     tokenizer = target.tokenizer
     if not target.compiled or tokenizer is None:
+        why = "has no tokenizer" if target.compiled else f"runs {'in torch' if target.decoder is None else 'on a GPU'}"
         raise InvalidRequest(
-            f"layers:auto measures compiled passes over text, and {target.name} "
-            f"{'has no tokenizer' if target.compiled else 'runs in torch'}: take a number of layers, such as layers:1"
+            f"layers:auto measures compiled passes over text, and {target.name} {why}: take a number of layers, such "
+            "as layers:1"
         )
 
     def build(context: BuildContext) -> Drafter:

@@ -99,10 +99,21 @@ class CudaDecoder:
             for layer in self.layers
         ]
         other.head = fewer(self.head)
-        other.products = Products(other.matrices(), device=self.device, pdl=self.pdl)
-        other.attention = Attention(device=self.device)
-        other._buffers = {}
+        other._work_apart()
         return other
+
+    def leading(self, layers: int) -> CudaDecoder:
+        """Return the decoder of the first layers, which shares all weights, with scratch memory of its own."""
+        part = copy(self)
+        part.config, part.layers = self.config.leading(layers), self.layers[:layers]
+        part._work_apart()
+        return part
+
+    def _work_apart(self) -> None:
+        """Let a copy have kernels' settings and scratch memory of its own."""
+        self.products = Products(self.matrices(), device=self.device, pdl=self.pdl)
+        self.attention = Attention(device=self.device)
+        self._buffers = {}
 
     @torch.inference_mode()
     def profile(self, rows: int, outs: int) -> None:

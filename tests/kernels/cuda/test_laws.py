@@ -25,7 +25,7 @@ DRAFTERS: Mapping[str, DeviceRig] = {
 }
 PAIRS = [(name, law) for name in DRAFTERS for law in ("greedy", "sampled")]
 if not ON_GPU:
-    PAIRS = [("noisy", "greedy"), ("self", "sampled")]
+    PAIRS = [("noisy", "greedy"), ("layers", "sampled")]
 COUNT = 9 if ON_GPU else 2
 
 
