@@ -212,7 +212,6 @@ def test_a_block_drafter_beside_a_target_on_a_gpu(kind: str, folders: dict[str, 
     [
         ("block", ",max_draft=6", InvalidRequest, "max_draft 6 must be 1 to 5, the tokens of one block"),
         ("block", ",min_confidence=2", InvalidRequest, "min_confidence 2.0 must be in"),
-        ("block-2", "", UnsupportedModel, r"convolutions .*DFlash2.*, which run on a CPU only"),
         ("block-windows", "", UnsupportedModel, "layers with a window whose rows see later ones, which run on a CPU"),
     ],
 )

@@ -19,8 +19,10 @@ from paceline.runner.heads import cuda_block
 from paceline.runner.heads.block import TorchBlock
 from paceline.runner.heads.cuda_block import CudaBlock, check_on_cuda
 from paceline.runner.heads.protocol import Anchor
+from paceline.runner.heads.selector import BEHIND
 from paceline.runner.rounds.device_state import DeviceState
 from tests.block_heads import random_block
+from tests.kernels.cuda.conftest import ON_GPU
 from tests.kernels.cuda.round_pairs import forward
 from tests.kernels.cuda.test_heads import compare
 from tests.kernels.tiny_forward import rows_of
@@ -53,6 +55,17 @@ NETWORKS: dict[str, dict[str, Any]] = {
 def network(*, causal: tuple[bool, ...] | None = None, **options: Any) -> BlockHead:
     head = random_block(TARGET.config, taps=(0, 1, 2), **{"block_size": 4, **options})
     return head if causal is None else replace(head, config=replace(head.config, causal=causal))
+
+
+def rounded(head: BlockHead) -> BlockHead:
+    """The head with weights that are exact in bf16: some networks carry their rounding far."""
+    weights = {name: each.bfloat16().float() if ON_GPU else each for name, each in head.weights.items()}
+    return replace(head, weights=weights)
+
+
+def left_behind(logits: Tensor) -> Tensor:
+    """Tell which logits are those of tokens that a selector did not choose from."""
+    return logits < -BEHIND / 2
 
 
 def features(head: BlockHead, count: int, *, seed: int = 3) -> Tensor:
@@ -122,8 +135,11 @@ def in_torch(head: BlockHead) -> Tensor:
 def test_blocks_are_those_of_plain_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits of two turns are computed at once, beside a seat of the dummy lane."""
     monkeypatch.setattr(cuda_block, "MAX_OUTS", 2 * len(SEATS))
-    head = network(**NETWORKS[name])
-    compare(Blocks(head).drafted()[:, REAL], in_torch(head))
+    head = rounded(network(**NETWORKS[name]))
+    got, wanted = Blocks(head).drafted()[:, REAL].cpu(), in_torch(head)
+    same = left_behind(got) == left_behind(wanted)  # a token that is chosen by a hair may be another in bf16
+    assert (~same).sum() <= (0.05 if ON_GPU else 0) * (~left_behind(wanted)).sum()
+    compare(got[same], wanted[same])
 
 
 def test_a_block_does_not_depend_on_its_neighbours() -> None:
