@@ -18,6 +18,7 @@ from paceline.engine.row_seconds import RowSeconds
 from paceline.tune.traces import Step
 
 MIN_STEPS = 5  # steps of about as many rows whose mean counts, if there are so many
+FURTHER = 1.25  # rows of the largest steps, by those of the mean before them, from which fewer than MIN_STEPS count, too
 OUTLIER = 3.0  # times the median that a step counts for at most
 Table = dict[int, float]  # rows → seconds of a step
 
@@ -55,7 +56,10 @@ class StepCosts:
 
 
 def table_of(steps: Iterable[Step]) -> Table:
-    """Return the mean seconds of steps by rows. Neighbouring numbers of rows with few steps each count as one."""
+    """Return the mean seconds of steps by rows. Neighbouring numbers of rows with few steps each count as one.
+
+    A few steps with many more rows than all others have a mean of their own: what lies beyond the last one is guessed,
+    and drafts of eight lookups vary so much that steps of three times as many rows were."""
     by_rows: dict[int, list[float]] = {}
     for step in steps:
         by_rows.setdefault(step.rows, []).append(step.seconds)
@@ -66,8 +70,8 @@ def table_of(steps: Iterable[Step]) -> Table:
         if len(group) >= MIN_STEPS:
             found |= _point(group)
             group = []
-    if group and not found:
-        return _point(group)
+    if group and (not found or group[-1][0] > FURTHER * max(found)):
+        found |= _point(group)
     return found
 
 

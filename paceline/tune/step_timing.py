@@ -7,10 +7,11 @@ time of measuring all ways (docs/experiments.md).
 A head reads the hidden states of a prompt in the first steps of its answer. What these take longer is a cost of its
 own.
 
-Other machines on the same host make this one slower or faster for minutes, and plain steps by another factor than those
-with drafts. So steps are timed once before anything is measured, to choose what is, and again behind each measurement.
+Other machines on the same host make this one slower or faster for seconds or minutes, and plain steps by another factor
+than those with drafts. So steps are timed once before anything is measured, to choose what is, and again in samples
+between the rounds of each measurement.
 
-Answers are as long as they are, up to COST_TOKENS, and end one after the other: steps of fewer sequences, over longer
+Answers are as long as they are, up to a limit, and end one after the other: steps of fewer sequences, over longer
 contexts, are timed with them. Eight code edits take 127 steps, of which 16 have eight sequences and 46 have three.
 """
 
@@ -28,7 +29,8 @@ from paceline.tune.costs import StepCosts, Table, table_of
 from paceline.tune.traces import Step, trace
 from paceline.tune.ways import PLAIN, Arm, Asking
 
-WARM_TOKENS, COST_TOKENS = 8, 64  # tokens of answers that warm up, and at most of those whose steps are timed
+WARM_TOKENS, COST_TOKENS = 8, 32  # tokens of answers that warm up, and at most of those whose steps are timed at first
+SAMPLES = (1.5, 0.75, 0.75)  # tokens of the answers of each sample beside a measurement, by those timed at first
 FRESH_STEPS = 4  # steps of an answer in which a head may still read hidden states of its prompt
 MIN_COUNT = 6  # steps of each draft length from which a smaller number of sequences has a table of its own
 WARM_UP, TIMED = -2, -3  # numbers of rounds, which are parts of their salts: no other round finds these prompts
@@ -63,26 +65,65 @@ def time_steps(
     }
 
 
-def time_again(llm: LLM, arms: Sequence[Arm], asking: Asking, batch: int, *, tokens: int) -> dict[str, Tables]:
-    """Time steps again, of answers with at most so many `tokens`, as at first."""
-    chosen = _Prompts(*_middle(asking, batch), batch, asking)
-    return _tables([(arm, chosen.steps(llm, arm, tokens)) for arm in arms], batch)
+class Samples:
+    """Steps of all arms, timed between the rounds of a measurement, and so in its minutes."""
+
+    def __init__(
+        self,
+        llm: LLM,
+        arms: Sequence[Arm],
+        asking: Asking,
+        batch: int,
+        *,
+        rounds: int,
+        tokens: int,
+        clock: Callable[[], float],
+    ) -> None:
+        """`tokens`: of answers whose steps were timed at first."""
+        self.seconds = 0.0  # that all samples took
+        self._llm, self._arms, self._batch, self._clock = llm, list(arms), batch, clock
+        self._chosen = _Prompts(*_middle(asking, batch), batch, asking)
+        self._round = 0  # of the measurement: those that are over
+        self._due = samples_due(rounds, tokens)
+        self._runs: list[tuple[Arm, Sequence[Sequence[Step]]]] = []
+
+    def tick(self) -> None:
+        """Count a round of the measurement, and take the samples that are due behind it."""
+        self._round += 1
+        for most in self._due.get(self._round, ()):
+            began = self._clock()
+            self._runs += [(arm, self._chosen.steps(self._llm, arm, most)) for arm in self._arms]
+            self._arms.reverse()  # what lasts for a part of a sample meets other arms in the next one
+            self.seconds += self._clock() - began
+
+    @property
+    def tables(self) -> dict[str, Tables]:
+        return _tables(self._runs, self._batch)
+
+
+def samples_due(rounds: int, tokens: int) -> dict[int, list[int]]:
+    """Return the tokens of the samples by the round behind which they are taken: evenly over all rounds."""
+    due: dict[int, list[int]] = {}
+    for place, share in enumerate(SAMPLES):
+        behind = 1 + (2 * place + 1) * rounds // (2 * len(SAMPLES))
+        due.setdefault(min(behind, rounds), []).append(max(int(share * tokens), WARM_TOKENS))
+    return due
 
 
 def _tables(runs: Runs, batch: int) -> dict[str, Tables]:
     """Return the seconds of each drafter's steps. Those in which a prompt may still be read count only if there are no
     others. A number of sequences has a table if all lengths of the drafter have some steps with it: a line beyond the
     rows that were timed says nothing."""
-    steady: dict[str, list[dict[int, list[Step]]]] = {}
+    steady: dict[str, dict[int | None, dict[int, list[Step]]]] = {}
     for arm, each in runs:
         late = [step for steps in each for step in steps[FRESH_STEPS:]] or [step for steps in each for step in steps]
-        by: dict[int, list[Step]] = {}
+        by = steady.setdefault(arm.drafter, {}).setdefault(arm.draft, {})
         for step in whole(late, arm.draft):
             by.setdefault(step.sequences, []).append(step)
-        steady.setdefault(arm.drafter, []).append(by)
     return {
         name: {
-            count: table_of(step for by in lengths for step in by.get(count, ())) for count in _counts(lengths, batch)
+            count: table_of(step for by in lengths.values() for step in by.get(count, ()))
+            for count in _counts(list(lengths.values()), batch)
         }
         for name, lengths in steady.items()
     }
@@ -139,7 +180,7 @@ def reading_of(name: str, tables: Tables, runs: Runs, prompt_tokens: int) -> flo
 
 def cost_tokens(warm: float, seconds: float) -> int:
     """Return the tokens of answers whose steps are timed, if WARM_TOKENS of all, and prompts, took `warm` seconds."""
-    fit = math.inf if not warm else WARM_TOKENS * seconds / (2 * warm)  # once at first, once behind a measurement
+    fit = math.inf if not warm else WARM_TOKENS * seconds / ((1 + sum(SAMPLES)) * warm)
     return int(min(max(fit, WARM_TOKENS), COST_TOKENS))
 
 

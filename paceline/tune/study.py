@@ -22,7 +22,7 @@ from paceline.tune.costs import StepCosts, Table, read, stored
 from paceline.tune.lookups import replay_lookup
 from paceline.tune.predictions import Prediction, predict
 from paceline.tune.redrafts import redraft
-from paceline.tune.step_timing import ladder, time_again, time_steps, timed_lengths
+from paceline.tune.step_timing import COST_TOKENS, Samples, ladder, time_steps, timed_lengths
 from paceline.tune.traces import Recorded, Round, Trace, recorded, trace
 from paceline.tune.ways import DEFAULT, PLAIN, Arm, Asking
 from paceline.types import Request, SamplingParams, Speculation
@@ -59,14 +59,16 @@ class Study:
         """Number of all parts, about: checks may need fewer engines."""
         drafters = sum(len(group.scored) for group in self.groups)
         steps = len(self.groups) * len(ladder(max(self.asking.batches)))
-        return 1 + 2 * drafters + steps + 2 * len(self.asking.batches) * len(self.groups)
+        return 1 + 2 * drafters + steps + len(self.asking.batches) * len(self.groups)
 
     @property
     def seconds(self) -> dict[str, float]:
         """Seconds that predictions took, and checks, over all runs of this study."""
         took: dict[str, float] = {"predictions": 0.0, "checks": 0.0}
         for name, part in self.known.items():
-            took["checks" if name.startswith(CHECK) else "predictions"] += part["took"]
+            samples = part.get("samples", {"seconds": 0.0})["seconds"]  # beside a check, for predictions
+            took["checks" if name.startswith(CHECK) else "predictions"] += part["took"] - samples
+            took["predictions"] += samples
         return took
 
     # ── the plain run ──
@@ -191,12 +193,6 @@ class Study:
             "tokens": max(each.tokens for each in found.values()),
         }
 
-    def _costs_again(self, number: int, batch: int, *, tokens: int) -> Record:
-        """Time the same steps behind a measurement: the machine may have become slower or faster."""
-        arms = self._timed_arms(number)
-        found = time_again(self.engines.of(self.groups[number]), arms, self.asking, batch, tokens=tokens)
-        return {"tables": {name: _stored(tables) for name, tables in found.items()}}
-
     def _timed_arms(self, number: int) -> list[Arm]:
         scored = self.groups[number].scored
         drafting = [Arm(number, words, k) for words in scored for k in timed_lengths(self._lengths(number, words))]
@@ -238,11 +234,16 @@ class Study:
         reading: dict[str, dict[int, float]] = {}
         for batch in ladder(max(self.asking.batches)):
             part = self.known.get(_steps_part(self.groups[number], batch), {"tables": {}})
-            latest = self.known.get(_steps_part(self.groups[number], batch, again=True), part)
-            for name, sizes in (part["tables"] | latest["tables"]).items():
+            for name, sizes in (part["tables"] | self._sampled(number, batch)).items():
                 tables.setdefault(name, {}).update({int(size): read(pairs) for size, pairs in sizes.items()})
                 reading.setdefault(name, {})[batch] = part.get("reading", {}).get(name, 0.0)
         return {name: StepCosts(table, reading[name]) for name, table in tables.items()}
+
+    def _sampled(self, number: int, batch: int) -> Record:
+        """Return the tables of steps that were timed beside a check of a group."""
+        checks = (part for name, part in self.known.items() if name.startswith(CHECK) and "samples" in part)
+        mine = (part["samples"]["tables"] for part in checks if (part["group"], part["batch"]) == (number, batch))
+        return dict(next(mine, {}))
 
     def _scored(self, words: str) -> Iterator[tuple[int, int, list[list[Round]]]]:
         scored = self.known.get(f"drafts of {words}", {"rounds": {}})["rounds"]
@@ -264,10 +265,6 @@ class Study:
             name = f"{CHECK}{titles or DEFAULT}, {batch} at once"
             self._within_time(name, partial(self._measured, batch, number, mine, left=len(places) - i))
             found += [self.known[name]] if name in self.known else []
-            before = self.known.get(_steps_part(self.groups[number], batch))
-            if before is not None and "tokens" in before:  # else of a version that did not time again
-                again = partial(self._costs_again, number, batch, tokens=before["tokens"])
-                self._within_time(_steps_part(self.groups[number], batch, again=True), again)
         return found
 
     def _measured(self, batch: int, number: int, chosen: Sequence[Arm], *, left: int) -> Record:
@@ -275,17 +272,26 @@ class Study:
         llm, asking, count = self.engines.of(self.groups[number]), self.asking, len(self.answers())
         arms = [Arm(number, PLAIN), Arm(number, DEFAULT), *chosen]
         cells = [arm.cell(llm, batch, asking.temperature) for arm in arms]
-        place = Place(KIND, batch, asking.temperature)
+        rounds = asking.rounds or self._rounds(number, batch, len(arms), left)
+        samples = self._samples(number, batch, rounds)
         made = measure_place(
             llm.engine,
-            place,
+            Place(KIND, batch, asking.temperature),
             cells,
             Asked(asking.prompts[:count], asking.tokens[:count]),
-            rounds=asking.rounds or self._rounds(number, batch, len(arms), left),
+            rounds=rounds,
             ignore_eos=asking.ignore_eos,
+            tick=samples.tick,
         )
         named = [[arm.drafter, arm.draft, cell.title] for arm, cell in zip(arms, cells, strict=True)]
-        return {"group": number, "named": named, **made}
+        timed = {"tables": {name: _stored(tables) for name, tables in samples.tables.items()}}
+        return {"group": number, "named": named, "samples": {**timed, "seconds": samples.seconds}, **made}
+
+    def _samples(self, number: int, batch: int, rounds: int) -> Samples:
+        """Prepare to time the steps of a group once more while it is measured."""
+        llm, arms = self.engines.of(self.groups[number]), self._timed_arms(number)
+        tokens = self.known.get(_steps_part(self.groups[number], batch), {}).get("tokens", COST_TOKENS)
+        return Samples(llm, arms, self.asking, batch, rounds=rounds, tokens=tokens, clock=self.budget.clock)
 
     def _rounds(self, number: int, batch: int, arms: int, left: int) -> int:
         """Return as many batches as all prompts make, or as fit into the time, but MIN_UNITS at least."""
@@ -300,9 +306,9 @@ class Study:
         return max(MIN_UNITS, min(wanted, int(rest / (arms * turn)) if turn else wanted))
 
 
-def _steps_part(group: Group, batch: int, *, again: bool = False) -> str:
+def _steps_part(group: Group, batch: int) -> str:
     """Name the part that times steps of a group."""
-    return f"steps of {group.title}, {batch} at once{', again' if again else ''}"
+    return f"steps of {group.title}, {batch} at once"
 
 
 def _stored(tables: Mapping[int, Table]) -> Record:

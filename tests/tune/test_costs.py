@@ -33,8 +33,14 @@ def test_means_by_rows_without_outliers() -> None:
 
 
 def test_few_steps_of_neighbouring_rows_count_together() -> None:
-    table = table_of([*steps(2, 1.0, 1.0), *steps(4, 2.0, 2.0, 2.0), *steps(9, 5.0)])
-    assert table == {3: pytest.approx(1.6)}  # and the single last one is left out
+    few = [*steps(2, 1.0, 1.0), *steps(4, 2.0, 2.0, 2.0)]
+    assert table_of([*few, *steps(4, 5.0)]) == {3: pytest.approx(13 / 6)}
+
+
+def test_a_few_steps_of_many_more_rows_count() -> None:
+    few = steps(4, *[2.0] * 5)
+    assert table_of([*few, *steps(5, 9.0)]) == {4: 2.0}  # left out
+    assert table_of([*few, *steps(6, 3.0), *steps(12, 5.0)]) == {4: 2.0, 9: 4.0}
     assert table_of(steps(7, 3.0)) == {7: 3.0}
     assert table_of([]) == {}
 

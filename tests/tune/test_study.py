@@ -14,7 +14,16 @@ from paceline.bench.workloads import BenchPrompt
 from paceline.errors import InvalidRequest
 from paceline.llm import LLM
 from paceline.tune.candidates import Engines, Group, groups, is_lookup, kind_of, memory_of, name_in, vocabulary_share
-from paceline.tune.step_timing import cost_tokens, ladder, reading_of, time_again, time_steps, timed_lengths, whole
+from paceline.tune.step_timing import (
+    Samples,
+    cost_tokens,
+    ladder,
+    reading_of,
+    samples_due,
+    time_steps,
+    timed_lengths,
+    whole,
+)
 from paceline.tune.study import Study
 from paceline.tune.traces import Step, trace
 from paceline.tune.tuning import Wanted, best, tune
@@ -55,7 +64,7 @@ def test_slow_parts_are_cut(model: str) -> None:
     assert {length: len(rounds[length]["all"]) for length in rounds} == {"2": 4, "8": 4}
     assert slow._decoded(0, Arm(0, model, 8), 1.0) == rounds["8"]["all"]
     assert cost_tokens(1e9, 1.0) == 8
-    assert cost_tokens(0.0, 1.0) == 64
+    assert cost_tokens(0.0, 1.0) == 32
     slow.known["steps of " + slow.groups[0].title + ", 1 at once"] = {"tables": {"plain": {"1": [[1, 1e3]]}}}
     assert slow._rounds(0, 1, 3, 1) == 4
 
@@ -64,7 +73,7 @@ def test_quick_parts_are_whole(model: str) -> None:
     quick = study(model, "ngram")
     assert len(quick.answers()) == 12
     assert quick._rounds(0, 2, 3, 1) == 6
-    assert cost_tokens(1e9, float("inf")) == 64
+    assert cost_tokens(1e9, float("inf")) == 32
     assert best(quick, 3) == {1: [], 2: []}
 
 
@@ -123,26 +132,58 @@ def test_a_prompt_is_read_once_for_each_arm(model: str, monkeypatch: pytest.Monk
     assert len(rows) == 1 + 2  # a warm-up, two arms with new prompts
     assert all(each >= 2 * 40 for each in rows)
     rows.clear()
-    again = time_again(llm, [Arm(0, "plain"), Arm(0, model, 2)], asked, 2, tokens=timed[model].tokens)
-    assert again.keys() == timed.keys()
-    assert len(rows) == 2
+    samples = sampled(llm, [Arm(0, "plain"), Arm(0, model, 2)], asked, 2, rounds=3)
+    assert samples.tables.keys() == timed.keys()
+    assert len(rows) == 2 * 3
     assert not any(each >= 2 * 40 for each in rows)
 
 
+def sampled(llm: LLM, arms: list[Arm], asked: Asking, batch: int, *, rounds: int, tokens: int = 20) -> Samples:
+    samples = Samples(llm, arms, asked, batch, rounds=rounds, tokens=tokens, clock=count().__next__)
+    for _ in range(rounds):
+        samples.tick()
+    return samples
+
+
+def test_samples_are_spread_over_a_measurement() -> None:
+    assert samples_due(40, 32) == {7: [48], 21: [24], 34: [24]}
+    assert samples_due(5, 32) == {1: [48], 3: [24], 5: [24]}
+    assert samples_due(1, 32) == {1: [48, 24, 24]}
+    assert samples_due(2, 8) == {1: [12], 2: [8, 8]}
+
+
+def test_samples_take_turns(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What disturbs the machine for a moment meets the first arm of one sample and the last one of the next."""
+    asked = asking(2, drafts=(2,), batches=(1,))
+    llm = study(model, model, asking=asked).engines.of(Group((model,)))
+    order: list[tuple[str, int]] = []
+
+    def watched(engine: Any, cell: Any, prompts: Any, *args: Any, **options: Any) -> Any:
+        order.append((cell.title, prompts[0].max_tokens))
+        return trace(engine, cell, prompts, *args, **options)
+
+    monkeypatch.setattr("paceline.tune.step_timing.trace", watched)
+    asked = replace(asked, prompts=[replace(each, max_tokens=90) for each in asked.prompts])
+    samples = sampled(llm, [Arm(0, "plain"), Arm(0, model, 2)], asked, 1, rounds=6)
+    first, last = [("plain", 30)] * 2 + [("model =2", 30)] * 2, [("model =2", 15)] * 2 + [("plain", 15)] * 2
+    assert order == [*first, *last, *[(name, 15) for name, _ in first]]
+    assert samples.seconds == 3  # ticks of its clock
+
+
 def test_predictions_beside_a_measurement_are_of_its_minutes(model: str) -> None:
-    """Steps are timed again behind each check. What was timed then counts, and what a head reads is kept."""
+    """Steps are timed again beside each check. What was timed then counts, and what a head reads is kept."""
     made = study(model, "ngram", asking=asking(4, drafts=(2,), batches=(1,)))
     tune(made, Wanted(best=1), FACTS)
-    first, again = (made.known[f"steps of ngram, 1 at once{later}"] for later in ("", ", again"))
+    first, check = made.known["steps of ngram, 1 at once"], made.known["check of ngram =2, 1 at once"]
+    again = check["samples"]
     assert again["tables"].keys() == first["tables"].keys()
     again["tables"]["ngram"], first["reading"]["ngram"] = {"1": [[1, 3.0]]}, 0.5
     costs = made._known_costs(0)["ngram"]
     assert (costs.seconds(1, 1), costs.reading(1)) == (3.0, 0.5)
-    del made.known["steps of ngram, 1 at once, again"]
+    again["seconds"], check["took"] = 2.0, 5.0
+    assert made.seconds["checks"] == 3.0
+    del check["samples"]  # by an older version: its first timing stands
     assert made._known_costs(0)["ngram"].seconds(1, 1) != 3.0
-    del made.known["check of ngram =2, 1 at once"], first["tokens"]
-    made.check({1: [Arm(0, "ngram", 2)]})
-    assert "steps of ngram, 1 at once, again" not in made.known  # by an older version: its first timing stands
 
 
 def test_steps_after_new_prompts_that_take_longer_are_reading() -> None:
@@ -168,8 +209,8 @@ def test_smaller_numbers_of_sequences_are_timed_with_the_batch(model: str) -> No
     llm = study(model, model, asking=asked).engines.of(Group((model,)))
     timed = time_steps(llm, [Arm(0, "plain"), Arm(0, model, 2)], asked, 4, seconds=1e9, clock=lambda: 0.0)
     assert {count: [*table] for count, table in timed["plain"].tables.items()} == {4: [4], 3: [3], 2: [2]}
-    again = time_again(llm, [Arm(0, "plain")], asked, 4, tokens=20)
-    assert {count: [*table] for count, table in again["plain"].items()} == {4: [4], 3: [3]}
+    again = sampled(llm, [Arm(0, "plain")], asked, 4, rounds=1, tokens=10).tables["plain"]
+    assert {count: [*table] for count, table in again.items()} == {4: [4], 3: [3]}
 
 
 def test_the_target_itself_must_load(tmp_path: Path) -> None:
