@@ -18,7 +18,7 @@ from paceline.engine.row_seconds import RowSeconds
 from paceline.tune.traces import Step
 
 MIN_STEPS = 5  # steps of about as many rows whose mean counts, if there are so many
-FURTHER = 1.25  # rows of the largest steps, by those of the mean before them, from which fewer than MIN_STEPS count, too
+FURTHER = 1.25  # from this many times the rows of the mean before them, fewer than MIN_STEPS count, too
 OUTLIER = 3.0  # times the median that a step counts for at most
 Table = dict[int, float]  # rows → seconds of a step
 
