@@ -11,8 +11,9 @@ Other machines on the same host make this one slower or faster for seconds or mi
 than those with drafts. So steps are timed once before anything is measured, to choose what is, and again in samples
 between the rounds of each measurement.
 
-Answers are as long as they are, up to a limit, and end one after the other: steps of fewer sequences, over longer
-contexts, are timed with them. Eight code edits take 127 steps, of which 16 have eight sequences and 46 have three.
+Answers of a batch end one after the other: eight code edits take 127 steps, of which 16 have eight sequences and 46
+have three. So most answers that are timed end at half of the length, and steps of fewer sequences are timed with them:
+on a line from one sequence to eight, steps of three would be 10-20 % too short.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from paceline.tune.traces import Step, trace
 from paceline.tune.ways import PLAIN, Arm, Asking
 
 WARM_TOKENS, COST_TOKENS = 8, 32  # tokens of answers that warm up, and at most of those whose steps are timed at first
-SAMPLES = (1.5, 0.75, 0.75)  # tokens of the answers of each sample beside a measurement, by those timed at first
+SAMPLES = (1.25,) * 3  # tokens of the answers of each sample beside a measurement, by those timed at first
 FRESH_STEPS = 4  # steps of an answer in which a head may still read hidden states of its prompt
 MIN_COUNT = 6  # steps of each draft length from which a smaller number of sequences has a table of its own
 WARM_UP, TIMED = -2, -3  # numbers of rounds, which are parts of their salts: no other round finds these prompts
@@ -158,12 +159,21 @@ class _Prompts:
         """Decode at most so many tokens of each answer. Prompts with the same `salt` are in the prefix cache."""
         gc.collect()  # now, rather than during a step
         cell = arm.cell(llm, self.batch, self.asking.temperature)
-        short = [replace(prompt, max_tokens=min(prompt.max_tokens, most)) for prompt in self.prompts]
+        limits = answer_lengths(most, self.batch)
         found: list[Sequence[Step]] = []
-        for i in range(0, len(short), self.batch):
-            some = short[i : i + self.batch], self.tokens[i : i + self.batch]
-            found.append(trace(llm.engine, cell, *some, number=salt, ignore_eos=self.asking.ignore_eos).steps)
+        for i in range(0, len(self.prompts), self.batch):
+            prompts = self.prompts[i : i + self.batch]
+            short = [replace(p, max_tokens=min(p.max_tokens, limit)) for p, limit in zip(prompts, limits, strict=True)]
+            tokens = self.tokens[i : i + self.batch]
+            found.append(trace(llm.engine, cell, short, tokens, number=salt, ignore_eos=self.asking.ignore_eos).steps)
         return found
+
+
+def answer_lengths(most: int, batch: int) -> list[int]:
+    """Return the tokens of each answer of a batch: `most` for as many as lie in the middle between one and all, by
+    their logarithms, and half of it for the others."""
+    long = round(math.sqrt(batch))
+    return [most] * long + [most // 2] * (batch - long)
 
 
 def reading_of(name: str, tables: Tables, runs: Runs, prompt_tokens: int) -> float:

@@ -16,6 +16,7 @@ from paceline.llm import LLM
 from paceline.tune.candidates import Engines, Group, groups, is_lookup, kind_of, memory_of, name_in, vocabulary_share
 from paceline.tune.step_timing import (
     Samples,
+    answer_lengths,
     cost_tokens,
     ladder,
     reading_of,
@@ -146,10 +147,17 @@ def sampled(llm: LLM, arms: list[Arm], asked: Asking, batch: int, *, rounds: int
 
 
 def test_samples_are_spread_over_a_measurement() -> None:
-    assert samples_due(40, 32) == {7: [48], 21: [24], 34: [24]}
-    assert samples_due(5, 32) == {1: [48], 3: [24], 5: [24]}
-    assert samples_due(1, 32) == {1: [48, 24, 24]}
-    assert samples_due(2, 8) == {1: [12], 2: [8, 8]}
+    assert samples_due(40, 32) == {7: [40], 21: [40], 34: [40]}
+    assert samples_due(5, 32) == {1: [40], 3: [40], 5: [40]}
+    assert samples_due(1, 32) == {1: [40, 40, 40]}
+    assert samples_due(2, 8) == {1: [10], 2: [10, 10]}
+
+
+def test_answers_that_are_timed_end_in_two_parts() -> None:
+    assert answer_lengths(40, 1) == [40]
+    assert answer_lengths(40, 2) == [40, 20]
+    assert answer_lengths(40, 8) == [40] * 3 + [20] * 5
+    assert answer_lengths(32, 64) == [32] * 8 + [16] * 56
 
 
 def test_samples_take_turns(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,8 +173,8 @@ def test_samples_take_turns(model: str, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("paceline.tune.step_timing.trace", watched)
     asked = replace(asked, prompts=[replace(each, max_tokens=90) for each in asked.prompts])
     samples = sampled(llm, [Arm(0, "plain"), Arm(0, model, 2)], asked, 1, rounds=6)
-    first, last = [("plain", 30)] * 2 + [("model =2", 30)] * 2, [("model =2", 15)] * 2 + [("plain", 15)] * 2
-    assert order == [*first, *last, *[(name, 15) for name, _ in first]]
+    first, last = [("plain", 25)] * 2 + [("model =2", 25)] * 2, [("model =2", 25)] * 2 + [("plain", 25)] * 2
+    assert order == [*first, *last, *first]
     assert samples.seconds == 3  # ticks of its clock
 
 
@@ -208,9 +216,9 @@ def test_smaller_numbers_of_sequences_are_timed_with_the_batch(model: str) -> No
     asked = replace(asked, prompts=[replace(p, max_tokens=n) for p, n in zip(asked.prompts, lengths, strict=True)])
     llm = study(model, model, asking=asked).engines.of(Group((model,)))
     timed = time_steps(llm, [Arm(0, "plain"), Arm(0, model, 2)], asked, 4, seconds=1e9, clock=lambda: 0.0)
-    assert {count: [*table] for count, table in timed["plain"].tables.items()} == {4: [4], 3: [3], 2: [2]}
-    again = sampled(llm, [Arm(0, "plain")], asked, 4, rounds=1, tokens=10).tables["plain"]
-    assert {count: [*table] for count, table in again.items()} == {4: [4], 3: [3]}
+    assert {count: [*table] for count, table in timed["plain"].tables.items()} == {4: [4], 3: [3]}
+    again = sampled(llm, [Arm(0, "plain")], asked, 4, rounds=1, tokens=20).tables["plain"]
+    assert {count: [*table] for count, table in again.items()} == {4: [4], 3: [3], 1: [1]}
 
 
 def test_the_target_itself_must_load(tmp_path: Path) -> None:
