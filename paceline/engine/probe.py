@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.engine.admission import Admission
 from paceline.errors import ContextTooLong
-from paceline.kernels.base import Forward
+from paceline.kernels.base import PAGE_SIZE, Forward
 from paceline.kv.cache import KVCache
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
@@ -66,6 +66,13 @@ class Probes:
             share = Share(lane=lane, start=start, count=min(rows, count - start), outs=1)
             output = self.forward(build_batch(self.lanes, [share]))
         return output.logits[0].clone()
+
+    def touch(self, tokens: int) -> None:
+        """Write to the memory of the first `tokens` keys and values, which stay as they are: no later step waits for
+        the system to provide it."""
+        kv = self.forward.kv
+        slots = [page * PAGE_SIZE for page in range(min(-(-tokens // PAGE_SIZE), kv.num_pages))]
+        kv.move(slots, slots)
 
     @contextmanager
     def seated(self, tokens: Seq[int], *, room: int = 0) -> Iterator[int]:

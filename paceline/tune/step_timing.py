@@ -11,8 +11,11 @@ Other machines on the same host make this one slower or faster for seconds or mi
 than those with drafts. So steps are timed once before anything is measured, to choose what is, and again in samples
 between the rounds of each measurement.
 
-Answers of a batch end one after the other: eight code edits take 127 steps, of which 16 have eight sequences and 46
-have three. So most answers that are timed end at half of the length, and steps of fewer sequences are timed with them:
+All ways make about as many steps, around the middle of the same answers: contexts grow, and a plain step behind the
+last token of an answer may take a quarter longer than behind its first.
+
+Answers of a batch end one after the other: eight code edits take 127 steps, of which 21 have eight sequences and 46
+have three. So most answers that are timed end at half of the steps, and those of fewer sequences are timed with them:
 on a line from one sequence to eight, steps of three would be 10-20 % too short.
 """
 
@@ -20,18 +23,18 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from paceline.bench.workloads import BenchPrompt
 from paceline.llm import LLM
 from paceline.tune.costs import StepCosts, Table, table_of
-from paceline.tune.traces import Step, trace
+from paceline.tune.traces import Recorded, Step, trace
 from paceline.tune.ways import PLAIN, Arm, Asking
 
-WARM_TOKENS, COST_TOKENS = 8, 32  # tokens of answers that warm up, and at most of those whose steps are timed at first
-SAMPLES = (1.25,) * 3  # tokens of the answers of each sample beside a measurement, by those timed at first
+WARM_STEPS, COST_STEPS = 8, 32  # steps of each answer that warm up, and at most of those that are timed
+SAMPLES = 3  # timings beside a measurement
 FRESH_STEPS = 4  # steps of an answer in which a head may still read hidden states of its prompt
 MIN_COUNT = 6  # steps of each draft length from which a smaller number of sequences has a table of its own
 WARM_UP, TIMED = -2, -3  # numbers of rounds, which are parts of their salts: no other round finds these prompts
@@ -45,25 +48,70 @@ class Timed(NamedTuple):
 
     tables: Tables
     reading: float  # seconds that the first steps of an answer take longer, for each token of its prompt
-    tokens: int  # tokens of answers whose steps were timed, at most
+    steps: int  # of each answer that were timed, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The plain answers around whose middles steps are timed, `batch` at once."""
+
+    prompts: Sequence[BenchPrompt]
+    recorded: Sequence[Recorded]
+    batch: int
+    asking: Asking
+
+    @classmethod
+    def middling(cls, asking: Asking, recorded: Sequence[Recorded], batch: int) -> Answers:
+        """Choose prompts of middling lengths for a batch; a single sequence gets several, one after the other."""
+        order = sorted(range(len(recorded)), key=lambda i: len(recorded[i].prompt))
+        wanted = min(max(batch, 2), len(order))
+        first = (len(order) - wanted) // 2
+        chosen = [order[first + i % wanted] for i in range(max(wanted, batch))]
+        chosen = chosen[: len(chosen) // batch * batch]
+        return cls([asking.prompts[i] for i in chosen], [recorded[i] for i in chosen], batch, asking)
+
+    def around(self, tokens: int) -> tuple[list[BenchPrompt], list[tuple[int, ...]]]:
+        """Return prompts that end so many tokens before their answers do, half of them each, and half after."""
+        made, parts = [], []
+        for i, (prompt, each) in enumerate(zip(self.prompts, self.recorded, strict=True)):
+            part = max(0, (len(each.answer) - tokens) // 2)
+            most = min(prompt.max_tokens - part, answer_lengths(tokens, self.batch)[i % self.batch])
+            made.append(replace(prompt, max_tokens=most))
+            parts.append((*each.prompt, *each.answer[:part]))
+        return made, parts
+
+    def steps(self, llm: LLM, arm: Arm, tokens: int, *, salt: int = TIMED) -> list[Sequence[Step]]:
+        """Decode the middle of each answer. Prompts with the same `salt` are in the prefix cache."""
+        gc.collect()  # now, rather than during a step
+        cell = arm.cell(llm, self.batch, self.asking.temperature)
+        prompts, parts = self.around(tokens)
+        found: list[Sequence[Step]] = []
+        for i in range(0, len(prompts), self.batch):
+            some = prompts[i : i + self.batch], parts[i : i + self.batch]
+            found.append(trace(llm.engine, cell, *some, number=salt, ignore_eos=self.asking.ignore_eos).steps)
+        return found
+
+    def prompt_tokens(self, tokens: int) -> int:
+        """Return how many tokens the prompts have in front of the middles of answers."""
+        return sum(map(len, self.around(tokens)[1]))
 
 
 def time_steps(
-    llm: LLM, arms: Sequence[Arm], asking: Asking, batch: int, *, seconds: float, clock: Callable[[], float]
+    llm: LLM, paces: Mapping[Arm, float], answers: Answers, *, seconds: float, clock: Callable[[], float]
 ) -> dict[str, Timed]:
-    """Time steps of all arms, `batch` sequences at once; return what those of each drafter take.
+    """Time steps of all arms; return what those of each drafter take.
 
-    `seconds`: time that all of it may take, about."""
-    prompts, tokens = _middle(asking, batch)
-    chosen = _Prompts(prompts, tokens, batch, asking)
-    began = clock()
-    chosen.steps(llm, arms[-1], WARM_TOKENS, salt=WARM_UP)
-    most = cost_tokens(len(arms) * (clock() - began), seconds)
-    runs = [(arm, chosen.steps(llm, arm, most)) for arm in arms]
-    read = sum(map(len, tokens))
-    return {
-        name: Timed(tables, reading_of(name, tables, runs, read), most) for name, tables in _tables(runs, batch).items()
-    }
+    `paces`: tokens a step of each. `seconds`: time that all of it may take, about."""
+    last, began = [*paces][-1], clock()
+    answers.steps(llm, last, tokens_of(WARM_STEPS, paces[last]), salt=WARM_UP)
+    most = cost_steps(len(paces) * (clock() - began), seconds)
+    tokens = {arm: tokens_of(most, pace) for arm, pace in paces.items()}
+    runs = [(arm, answers.steps(llm, arm, each)) for arm, each in tokens.items()]
+    found = {}
+    for name, tables in _tables(runs, answers.batch).items():
+        read = sum(answers.prompt_tokens(each) for arm, each in tokens.items() if arm.drafter == name)
+        found[name] = Timed(tables, reading_of(name, tables, runs, read), most)
+    return found
 
 
 class Samples:
@@ -72,43 +120,42 @@ class Samples:
     def __init__(
         self,
         llm: LLM,
-        arms: Sequence[Arm],
-        asking: Asking,
-        batch: int,
+        paces: Mapping[Arm, float],
+        answers: Answers,
         *,
         rounds: int,
-        tokens: int,
+        steps: int,
         clock: Callable[[], float],
     ) -> None:
-        """`tokens`: of answers whose steps were timed at first."""
+        """`steps`: of each answer, as they were timed at first."""
         self.seconds = 0.0  # that all samples took
-        self._llm, self._arms, self._batch, self._clock = llm, list(arms), batch, clock
-        self._chosen = _Prompts(*_middle(asking, batch), batch, asking)
+        self._llm, self._answers, self._clock = llm, answers, clock
+        self._tokens = [(arm, tokens_of(steps, pace)) for arm, pace in paces.items()]
         self._round = 0  # of the measurement: those that are over
-        self._due = samples_due(rounds, tokens)
+        self._due = samples_due(rounds)
         self._runs: list[tuple[Arm, Sequence[Sequence[Step]]]] = []
 
     def tick(self) -> None:
         """Count a round of the measurement, and take the samples that are due behind it."""
         self._round += 1
-        for most in self._due.get(self._round, ()):
+        for _ in range(self._due.count(self._round)):
             began = self._clock()
-            self._runs += [(arm, self._chosen.steps(self._llm, arm, most)) for arm in self._arms]
-            self._arms.reverse()  # what lasts for a part of a sample meets other arms in the next one
+            self._runs += [(arm, self._answers.steps(self._llm, arm, tokens)) for arm, tokens in self._tokens]
+            self._tokens.reverse()  # what lasts for a part of a sample meets other arms in the next one
             self.seconds += self._clock() - began
 
     @property
     def tables(self) -> dict[str, Tables]:
-        return _tables(self._runs, self._batch)
+        return _tables(self._runs, self._answers.batch)
 
 
-def samples_due(rounds: int, tokens: int) -> dict[int, list[int]]:
-    """Return the tokens of the samples by the round behind which they are taken: evenly over all rounds."""
-    due: dict[int, list[int]] = {}
-    for place, share in enumerate(SAMPLES):
-        behind = 1 + (2 * place + 1) * rounds // (2 * len(SAMPLES))
-        due.setdefault(min(behind, rounds), []).append(max(int(share * tokens), WARM_TOKENS))
-    return due
+def samples_due(rounds: int) -> list[int]:
+    """Return the rounds behind which samples are taken: evenly over all."""
+    return [min(1 + (2 * place + 1) * rounds // (2 * SAMPLES), rounds) for place in range(SAMPLES)]
+
+
+def tokens_of(steps: int, pace: float) -> int:
+    return round(steps * pace)
 
 
 def _tables(runs: Runs, batch: int) -> dict[str, Tables]:
@@ -146,29 +193,6 @@ def whole(steps: Sequence[Step], draft: int | None) -> Sequence[Step]:
     return [step._replace(rows=step.sequences * (1 + draft)) for step in steps]
 
 
-@dataclass(frozen=True, slots=True)
-class _Prompts:
-    """Prompts whose answers are timed, `batch` at once."""
-
-    prompts: Sequence[BenchPrompt]
-    tokens: Sequence[tuple[int, ...]]
-    batch: int
-    asking: Asking
-
-    def steps(self, llm: LLM, arm: Arm, most: int, *, salt: int = TIMED) -> list[Sequence[Step]]:
-        """Decode at most so many tokens of each answer. Prompts with the same `salt` are in the prefix cache."""
-        gc.collect()  # now, rather than during a step
-        cell = arm.cell(llm, self.batch, self.asking.temperature)
-        limits = answer_lengths(most, self.batch)
-        found: list[Sequence[Step]] = []
-        for i in range(0, len(self.prompts), self.batch):
-            prompts = self.prompts[i : i + self.batch]
-            short = [replace(p, max_tokens=min(p.max_tokens, limit)) for p, limit in zip(prompts, limits, strict=True)]
-            tokens = self.tokens[i : i + self.batch]
-            found.append(trace(llm.engine, cell, short, tokens, number=salt, ignore_eos=self.asking.ignore_eos).steps)
-        return found
-
-
 def answer_lengths(most: int, batch: int) -> list[int]:
     """Return the tokens of each answer of a batch: `most` for as many as lie in the middle between one and all, by
     their logarithms, and half of it for the others."""
@@ -177,31 +201,21 @@ def answer_lengths(most: int, batch: int) -> list[int]:
 
 
 def reading_of(name: str, tables: Tables, runs: Runs, prompt_tokens: int) -> float:
-    """Return how many seconds the first steps after new prompts took longer than usual ones, for each token of a
-    prompt."""
+    """Return how many seconds the first steps after new prompts took longer than usual ones, for each token of all
+    prompts that the drafter read."""
     if name == PLAIN:
         return 0.0
     usual = StepCosts(tables).seconds
     mine = [each for arm, each in runs if arm.drafter == name]
     first = [step for each in mine for steps in each for step in steps[:FRESH_STEPS]]
     longer = sum(step.seconds - usual(step.sequences, step.rows) for step in first)
-    return max(0.0, longer) / (len(mine) * prompt_tokens)
+    return max(0.0, longer) / prompt_tokens
 
 
-def cost_tokens(warm: float, seconds: float) -> int:
-    """Return the tokens of answers whose steps are timed, if WARM_TOKENS of all, and prompts, took `warm` seconds."""
-    fit = math.inf if not warm else WARM_TOKENS * seconds / ((1 + sum(SAMPLES)) * warm)
-    return int(min(max(fit, WARM_TOKENS), COST_TOKENS))
-
-
-def _middle(asking: Asking, batch: int) -> tuple[list[BenchPrompt], list[tuple[int, ...]]]:
-    """Choose prompts of middling lengths for a batch; a single sequence gets several, one after the other."""
-    order = sorted(range(len(asking.tokens)), key=lambda i: len(asking.tokens[i]))
-    wanted = min(max(batch, 2), len(order))
-    first = (len(order) - wanted) // 2
-    chosen = [order[first + i % wanted] for i in range(max(wanted, batch))]
-    chosen = chosen[: len(chosen) // batch * batch]
-    return [asking.prompts[i] for i in chosen], [asking.tokens[i] for i in chosen]
+def cost_steps(warm: float, seconds: float) -> int:
+    """Return the steps of answers that are timed, if WARM_STEPS of all, and prompts, took `warm` seconds."""
+    fit = math.inf if not warm else WARM_STEPS * seconds / ((1 + SAMPLES) * warm)
+    return int(min(max(fit, WARM_STEPS), COST_STEPS))
 
 
 def ladder(most: int) -> list[int]:
@@ -212,6 +226,8 @@ def ladder(most: int) -> list[int]:
     return sorted({*found, most})
 
 
-def timed_lengths(lengths: Sequence[int]) -> list[int]:
-    """Draft lengths whose steps are timed: the shortest and the longest."""
-    return sorted({lengths[0], lengths[-1]})
+def timed_lengths(lengths: Sequence[int], batch: int) -> list[int]:
+    """Draft lengths whose steps are timed: the shortest and the longest, and for a batch the middle one. Its rows cost
+    more each, the more there are."""
+    middle = [lengths[len(lengths) // 2]] if batch > 1 else []
+    return sorted({lengths[0], *middle, lengths[-1]})

@@ -22,7 +22,7 @@ from paceline.tune.costs import StepCosts, Table, read, stored
 from paceline.tune.lookups import replay_lookup
 from paceline.tune.predictions import Prediction, predict
 from paceline.tune.redrafts import redraft
-from paceline.tune.step_timing import COST_TOKENS, Samples, ladder, time_steps, timed_lengths
+from paceline.tune.step_timing import COST_STEPS, Answers, Samples, ladder, time_steps, timed_lengths
 from paceline.tune.traces import Recorded, Round, Trace, recorded, trace
 from paceline.tune.ways import DEFAULT, PLAIN, Arm, Asking
 from paceline.types import Request, SamplingParams, Speculation
@@ -185,18 +185,24 @@ class Study:
 
     def _costs(self, number: int, batch: int) -> Record:
         """Time steps of plain decoding and of every drafter at several of its lengths."""
-        llm, arms = self.engines.of(self.groups[number]), self._timed_arms(number)
-        found = time_steps(llm, arms, self.asking, batch, seconds=self._part_seconds, clock=self.budget.clock)
+        llm, paces = self.engines.of(self.groups[number]), self._paces(number, batch)
+        middle = Answers.middling(self.asking, self.answers(), batch)
+        found = time_steps(llm, paces, middle, seconds=self._part_seconds, clock=self.budget.clock)
         return {
             "tables": {name: _stored(each.tables) for name, each in found.items()},
             "reading": {name: each.reading for name, each in found.items()},
-            "tokens": max(each.tokens for each in found.values()),
+            "steps": max(each.steps for each in found.values()),
         }
 
-    def _timed_arms(self, number: int) -> list[Arm]:
-        scored = self.groups[number].scored
-        drafting = [Arm(number, words, k) for words in scored for k in timed_lengths(self._lengths(number, words))]
-        return [Arm(number, PLAIN), *drafting]
+    def _paces(self, number: int, batch: int) -> dict[Arm, float]:
+        """Return the tokens a step of the ways to decode whose steps are timed."""
+        found = {Arm(number, PLAIN): 1.0}
+        for words in self.groups[number].scored:
+            scored = {draft: rounds for draft, _, rounds in self._scored(words)}
+            for draft in timed_lengths(self._lengths(number, words), batch):
+                each = [made.tokens for answer in scored.get(draft, ()) for made in answer]
+                found[Arm(number, words, draft)] = sum(each) / len(each) if each else 1.0
+        return found
 
     # ── time ──
 
@@ -289,9 +295,10 @@ class Study:
 
     def _samples(self, number: int, batch: int, rounds: int) -> Samples:
         """Prepare to time the steps of a group once more while it is measured."""
-        llm, arms = self.engines.of(self.groups[number]), self._timed_arms(number)
-        tokens = self.known.get(_steps_part(self.groups[number], batch), {}).get("tokens", COST_TOKENS)
-        return Samples(llm, arms, self.asking, batch, rounds=rounds, tokens=tokens, clock=self.budget.clock)
+        llm, paces = self.engines.of(self.groups[number]), self._paces(number, batch)
+        steps = self.known.get(_steps_part(self.groups[number], batch), {}).get("steps", COST_STEPS)
+        middle = Answers.middling(self.asking, self.answers(), batch)
+        return Samples(llm, paces, middle, rounds=rounds, steps=steps, clock=self.budget.clock)
 
     def _rounds(self, number: int, batch: int, arms: int, left: int) -> int:
         """Return as many batches as all prompts make, or as fit into the time, but MIN_UNITS at least."""

@@ -15,9 +15,10 @@ from paceline.errors import InvalidRequest
 from paceline.llm import LLM
 from paceline.tune.candidates import Engines, Group, groups, is_lookup, kind_of, memory_of, name_in, vocabulary_share
 from paceline.tune.step_timing import (
+    Answers,
     Samples,
     answer_lengths,
-    cost_tokens,
+    cost_steps,
     ladder,
     reading_of,
     samples_due,
@@ -26,7 +27,7 @@ from paceline.tune.step_timing import (
     whole,
 )
 from paceline.tune.study import Study
-from paceline.tune.traces import Step, trace
+from paceline.tune.traces import Recorded, Step, trace
 from paceline.tune.tuning import Wanted, best, tune
 from paceline.tune.ways import Arm, Asking
 from tests.cli.tiny_model import write_model
@@ -64,8 +65,8 @@ def test_slow_parts_are_cut(model: str) -> None:
     rounds = slow._drafts(0, model)["rounds"]
     assert {length: len(rounds[length]["all"]) for length in rounds} == {"2": 4, "8": 4}
     assert slow._decoded(0, Arm(0, model, 8), 1.0) == rounds["8"]["all"]
-    assert cost_tokens(1e9, 1.0) == 8
-    assert cost_tokens(0.0, 1.0) == 32
+    assert cost_steps(1e9, 1.0) == 8
+    assert cost_steps(0.0, 1.0) == 32
     slow.known["steps of " + slow.groups[0].title + ", 1 at once"] = {"tables": {"plain": {"1": [[1, 1e3]]}}}
     assert slow._rounds(0, 1, 3, 1) == 4
 
@@ -74,7 +75,7 @@ def test_quick_parts_are_whole(model: str) -> None:
     quick = study(model, "ngram")
     assert len(quick.answers()) == 12
     assert quick._rounds(0, 2, 3, 1) == 6
-    assert cost_tokens(1e9, float("inf")) == 32
+    assert cost_steps(1e9, float("inf")) == 32
     assert best(quick, 3) == {1: [], 2: []}
 
 
@@ -110,9 +111,10 @@ def test_ladders() -> None:
     assert (ladder(1), ladder(8), ladder(4), ladder(64)) == ([1], [1, 8], [1, 4], [1, 8, 64])
 
 
-def test_lengths_that_are_timed_have_the_shortest_and_the_longest() -> None:
-    assert timed_lengths((1, 2, 3, 4, 6, 8)) == [1, 8]
-    assert (timed_lengths((3,)), timed_lengths((2, 5))) == ([3], [2, 5])
+def test_lengths_that_are_timed() -> None:
+    assert timed_lengths((1, 2, 3, 4, 6, 8), 1) == [1, 8]
+    assert timed_lengths((1, 2, 3, 4, 6, 8), 8) == [1, 4, 8]
+    assert (timed_lengths((3,), 8), timed_lengths((2, 5), 8)) == ([3], [2, 5])
 
 
 def test_a_prompt_is_read_once_for_each_arm(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,29 +130,31 @@ def test_a_prompt_is_read_once_for_each_arm(model: str, monkeypatch: pytest.Monk
         return found
 
     monkeypatch.setattr("paceline.tune.step_timing.trace", watched)
-    timed = time_steps(llm, [Arm(0, "plain"), Arm(0, model, 2)], asked, 2, seconds=1e9, clock=lambda: 0.0)
+    paces, answers = {Arm(0, "plain"): 1.0, Arm(0, model, 2): 1.5}, Answers.middling(asked, made.answers(), 2)
+    rows.clear()
+    timed = time_steps(llm, paces, answers, seconds=1e9, clock=lambda: 0.0)
     assert timed.keys() == {"plain", model}
     assert len(rows) == 1 + 2  # a warm-up, two arms with new prompts
     assert all(each >= 2 * 40 for each in rows)
     rows.clear()
-    samples = sampled(llm, [Arm(0, "plain"), Arm(0, model, 2)], asked, 2, rounds=3)
+    samples = sampled(llm, paces, answers, rounds=3)
     assert samples.tables.keys() == timed.keys()
     assert len(rows) == 2 * 3
     assert not any(each >= 2 * 40 for each in rows)
 
 
-def sampled(llm: LLM, arms: list[Arm], asked: Asking, batch: int, *, rounds: int, tokens: int = 20) -> Samples:
-    samples = Samples(llm, arms, asked, batch, rounds=rounds, tokens=tokens, clock=count().__next__)
+def sampled(llm: LLM, paces: dict[Arm, float], answers: Answers, *, rounds: int, steps: int = 32) -> Samples:
+    samples = Samples(llm, paces, answers, rounds=rounds, steps=steps, clock=count().__next__)
     for _ in range(rounds):
         samples.tick()
     return samples
 
 
 def test_samples_are_spread_over_a_measurement() -> None:
-    assert samples_due(40, 32) == {7: [40], 21: [40], 34: [40]}
-    assert samples_due(5, 32) == {1: [40], 3: [40], 5: [40]}
-    assert samples_due(1, 32) == {1: [40, 40, 40]}
-    assert samples_due(2, 8) == {1: [10], 2: [10, 10]}
+    assert samples_due(40) == [7, 21, 34]
+    assert samples_due(5) == [1, 3, 5]
+    assert samples_due(1) == [1, 1, 1]
+    assert samples_due(2) == [1, 2, 2]
 
 
 def test_answers_that_are_timed_end_in_two_parts() -> None:
@@ -163,7 +167,9 @@ def test_answers_that_are_timed_end_in_two_parts() -> None:
 def test_samples_take_turns(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What disturbs the machine for a moment meets the first arm of one sample and the last one of the next."""
     asked = asking(2, drafts=(2,), batches=(1,))
-    llm = study(model, model, asking=asked).engines.of(Group((model,)))
+    asked = replace(asked, prompts=[replace(each, max_tokens=90) for each in asked.prompts])
+    made = study(model, model, asking=asked)
+    llm, answers = made.engines.of(Group((model,))), Answers.middling(asked, made.answers(), 1)
     order: list[tuple[str, int]] = []
 
     def watched(engine: Any, cell: Any, prompts: Any, *args: Any, **options: Any) -> Any:
@@ -171,11 +177,22 @@ def test_samples_take_turns(model: str, monkeypatch: pytest.MonkeyPatch) -> None
         return trace(engine, cell, prompts, *args, **options)
 
     monkeypatch.setattr("paceline.tune.step_timing.trace", watched)
-    asked = replace(asked, prompts=[replace(each, max_tokens=90) for each in asked.prompts])
-    samples = sampled(llm, [Arm(0, "plain"), Arm(0, model, 2)], asked, 1, rounds=6)
-    first, last = [("plain", 25)] * 2 + [("model =2", 25)] * 2, [("model =2", 25)] * 2 + [("plain", 25)] * 2
+    samples = sampled(llm, {Arm(0, "plain"): 1.0, Arm(0, model, 2): 1.5}, answers, rounds=6)
+    first, last = [("plain", 32)] * 2 + [("model =2", 48)] * 2, [("model =2", 48)] * 2 + [("plain", 32)] * 2
     assert order == [*first, *last, *first]
     assert samples.seconds == 3  # ticks of its clock
+
+
+def test_middles_of_answers_are_timed(model: str) -> None:
+    asked = replace(asking(3), prompts=[replace(each, max_tokens=90) for each in asking(3).prompts])
+    answers = [Recorded((5, 6), tuple(range(count)), 90, False) for count in (80, 90, 20)]
+    middle = Answers.middling(asked, answers, 3)
+    prompts, tokens = middle.around(30)
+    assert [len(each) for each in tokens] == [2 + 25, 2 + 30, 2]
+    assert tokens[0] == (5, 6, *range(25))
+    assert [each.max_tokens for each in prompts] == [30, 30, 15]
+    assert middle.prompt_tokens(30) == 61
+    assert [each.max_tokens for each in middle.around(300)[0]] == [90, 90, 90]
 
 
 def test_predictions_beside_a_measurement_are_of_its_minutes(model: str) -> None:
@@ -197,7 +214,7 @@ def test_predictions_beside_a_measurement_are_of_its_minutes(model: str) -> None
 def test_steps_after_new_prompts_that_take_longer_are_reading() -> None:
     usual, new = [Step(2, 6, 1.0)] * 5, [Step(2, 6, 4.0), Step(2, 6, 2.0), *[Step(2, 6, 1.0)] * 2, Step(2, 6, 9.0)]
     fresh = [(Arm(0, "plain"), [usual]), (Arm(0, "eagle", 2), [new]), (Arm(0, "eagle", 4), [new])]
-    assert reading_of("eagle", {2: {6: 1.0}}, fresh, 10) == pytest.approx((3.0 + 1.0) / 10)
+    assert reading_of("eagle", {2: {6: 1.0}}, fresh, 20) == pytest.approx((3.0 + 1.0) / 10)
     assert reading_of("plain", {2: {6: 0.1}}, fresh, 10) == 0.0
     assert reading_of("eagle", {2: {6: 9.0}}, fresh, 10) == 0.0
 
@@ -214,10 +231,12 @@ def test_smaller_numbers_of_sequences_are_timed_with_the_batch(model: str) -> No
     asked = asking(4, drafts=(2,), batches=(4,))
     lengths = (7, 20, 90, 90)
     asked = replace(asked, prompts=[replace(p, max_tokens=n) for p, n in zip(asked.prompts, lengths, strict=True)])
-    llm = study(model, model, asking=asked).engines.of(Group((model,)))
-    timed = time_steps(llm, [Arm(0, "plain"), Arm(0, model, 2)], asked, 4, seconds=1e9, clock=lambda: 0.0)
+    made = study(model, model, asking=asked)
+    llm, answers = made.engines.of(Group((model,))), Answers.middling(asked, made.answers(), 4)
+    paces = {Arm(0, "plain"): 1.0, Arm(0, model, 2): 1.0}
+    timed = time_steps(llm, paces, answers, seconds=1e9, clock=lambda: 0.0)
     assert {count: [*table] for count, table in timed["plain"].tables.items()} == {4: [4], 3: [3]}
-    again = sampled(llm, [Arm(0, "plain")], asked, 4, rounds=1, tokens=20).tables["plain"]
+    again = sampled(llm, paces, answers, rounds=1, steps=24).tables["plain"]
     assert {count: [*table] for count, table in again.items()} == {4: [4], 3: [3], 1: [1]}
 
 
