@@ -30,7 +30,7 @@ from paceline.kernels.base import Forward
 from paceline.kernels.cpu.build import load_library
 from paceline.kernels.quant import GROUP, quantise
 from paceline.kv.cache import KVCache
-from paceline.models.block_config import Markov
+from paceline.models.block_config import Convolutions, Markov, Selector
 from paceline.models.block_heads import BlockHead
 from paceline.models.heads import EagleHead
 from paceline.runner.forwards.compiled import CompiledForward
@@ -196,6 +196,7 @@ BLOCKS: Mapping[str, Mapping[str, Any]] = {  # with seeds whose drafts are right
         "window": 7,
         "seed": 2,
     },
+    "DFlash2": {"convolutions": Convolutions(2, 16), "selector": Selector(8, 6), "seed": 1},
 }
 
 
@@ -314,6 +315,7 @@ RIGS: Mapping[str, Mapping[str, Made]] = {
     "block": {
         "block": BlockMade(),
         "block-markov": BlockMade("DSpark", min_confidence=0.02),
+        "block-dflash2": BlockMade("DFlash2"),
     },
     "mtp": {"mtp": EagleMade(taps=(2,), network="MTP", name="mtp")},
     "prediction": {"prediction": lambda context, backend: PredictionDrafter()},
@@ -396,6 +398,7 @@ DEVICE_RIGS: Mapping[str, Model | Parallel | LookupOnDevice | EagleMade | BlockM
     "mtp": EagleMade(taps=(2,), branches=2, network="MTP"),
     "block": BlockMade(),
     "block-markov": BlockMade("DSpark", min_confidence=0.02),
+    "block-dflash2": BlockMade("DFlash2"),
     "medusa": MedusaMade(),
 }
 
