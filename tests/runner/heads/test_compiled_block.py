@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +23,9 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "anchor first": {"anchor_first": True},
     "longer than a page": {"block_size": 21},
     "causal, with a window": {"window": 6},
+    "both ways, with a window": {"window": 6, "causal": (False, False)},
+    "both ways, with a window that is shorter than a block": {"window": 3, "causal": (False, False)},
+    "window in one layer of two": {"window": 4, "causal": (True, False), "block_size": 21},
     "draft vocabulary": {"draft_vocab": 60},
     "markov": {"markov": Markov("vanilla", 32), "anchor_first": True},
     "gated": {"markov": Markov("gated", 32), "confidence": "states and tokens"},
@@ -32,8 +36,9 @@ NEXT = rows(COUNTS, (2, 3, 1), [5, 6, 7, 8, 9, 10], (0, 1, 2))  # the rows after
 BEFORE = 4  # token that a row is asked for after
 
 
-def network(**options: Any) -> BlockHead:
-    return random_block(CONFIG, taps=(0, 1, 2), **{"block_size": 6, **options})
+def network(*, causal: tuple[bool, ...] | None = None, **options: Any) -> BlockHead:
+    head = random_block(CONFIG, taps=(0, 1, 2), **{"block_size": 6, **options})
+    return head if causal is None else replace(head, config=replace(head.config, causal=causal))
 
 
 def make(head: BlockHead, *, threads: int = 2) -> CompiledBlock:
