@@ -54,7 +54,8 @@ static const abi_entry entries[] = {
     FIELD(batch, page_table), FIELD(batch, logit_rows), FIELD(batch, tails), FIELD(batch, carry), FIELD(batch, lasts),
     FIELD(batch, logits),
     FIELD(batch, features), FIELD(batch, states), FIELD(batch, argmax), FIELD(batch, rows), FIELD(batch, sequences),
-    FIELD(batch, table_width), FIELD(batch, outs), FIELD(batch, depth), STRUCT(batch),
+    FIELD(batch, table_width), FIELD(batch, outs), FIELD(batch, depth), FIELD(batch, adds),
+    STRUCT(batch),
 
     FIELD(draws, inverse_temperature), FIELD(draws, seeds), FIELD(draws, roots), FIELD(draws, tokens), STRUCT(draws),
 

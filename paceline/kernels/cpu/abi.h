@@ -142,6 +142,7 @@ typedef struct {
     int32_t table_width;
     int32_t outs; /* rows with logits */
     int32_t depth;
+    int32_t adds; /* 1: add to what `logits` holds */
 } batch;
 
 /* Parameters and results of the draws after a pass. */
@@ -268,6 +269,9 @@ EXPORT void paceline_kv_read(const shape *, const int32_t *slots, int count, uin
    tokens. Non-zero: out of memory. */
 EXPORT int paceline_pick(pool *, const float *const *logits, const float *inverse_temperature, const uint32_t *keys,
                          const int32_t *ids, int rows, int vocab, int32_t *tokens);
+
+/* The softmax of logits [count] at `place`. Logits far below the best count as nothing. */
+EXPORT float paceline_probability(const float *logits, int count, int place);
 
 /* Make a suffix automaton; NULL: out of memory. */
 EXPORT suffixes *paceline_suffix_new(void);

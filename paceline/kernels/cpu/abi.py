@@ -167,7 +167,7 @@ class Pass(Structure):
         *((name, c_void_p) for name in ("tokens", "positions", "slots", "row_starts", "bases", "page_table")),
         *((name, c_void_p) for name in ("logit_rows", "tails", "carry", "lasts")),
         *((name, c_void_p) for name in ("logits", "features", "states", "argmax")),
-        *((name, c_int32) for name in ("rows", "sequences", "table_width", "outs", "depth")),
+        *((name, c_int32) for name in ("rows", "sequences", "table_width", "outs", "depth", "adds")),
     )
 
 
@@ -229,6 +229,7 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {  # name: result, 
     "paceline_kv_move": (c_int, (ADDRESS, ADDRESS, ADDRESS, c_int)),
     "paceline_kv_read": (None, (ADDRESS, ADDRESS, c_int, ADDRESS, ADDRESS)),
     "paceline_pick": (c_int, (ADDRESS, ADDRESS, ADDRESS, ADDRESS, ADDRESS, c_int, c_int, ADDRESS)),
+    "paceline_probability": (c_float, (ADDRESS, c_int, c_int)),
     "paceline_limits": (None, (ADDRESS, ADDRESS, ADDRESS)),
     "paceline_suffix_new": (ADDRESS, ()),
     "paceline_suffix_free": (None, (ADDRESS,)),

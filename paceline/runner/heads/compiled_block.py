@@ -73,10 +73,16 @@ class CompiledBlock:
         self._blocks = self._block_program()
         self._factors: _CompiledFactors | None = None
         if head.config.markov is not None:
-            self._factors = _CompiledFactors(self._blocks, self._pack, threads=self._threads)
+            rank = head.config.markov.rank
+            self._factors = _CompiledFactors(self._blocks, self._pack, rank=rank, threads=self._threads)
 
     def pick(self, logits: Tensor, inverse_temperatures: Tensor, keys: Tensor) -> Tensor:
         return pick(self._library, self._threads, logits, inverse_temperatures, keys, ids=self.ids)
+
+    def probability(self, logits: Tensor, place: int) -> float:
+        assert logits.dtype == torch.float32, f"logits of {logits.dtype}"
+        assert logits.is_contiguous(), "numbers of logits that are not adjacent"
+        return float(self._library.paceline_probability(logits.data_ptr(), logits.shape[1], place))
 
     # ── context ──
 
@@ -113,13 +119,14 @@ class CompiledBlock:
     def _some_blocks(self, anchors: Sequence[Anchor]) -> list[BlockRows]:
         rows, first = self.config.rows_for(max(anchor.tokens for anchor in anchors)), 1 - self.config.anchor_first
         drafted = [block * rows + first + i for block, each in enumerate(anchors) for i in range(each.tokens)]
-        logits, states = self._run(anchors, rows, drafted)
-        sizes = [anchor.tokens for anchor in anchors]
-        parts = zip(torch.split(states[drafted], sizes), torch.split(logits, sizes), strict=True)
+        parts = self._run(anchors, rows, drafted)
         return [MarkovRows(self.config, self._floats, self._factors, *both) for both in parts]
 
-    def _run(self, anchors: Sequence[Anchor], rows: int, drafted: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Run a pass; return logits of the `drafted` rows, and the states after the last norm of all rows."""
+    def _run(
+        self, anchors: Sequence[Anchor], rows: int, drafted: Sequence[int]
+    ) -> list[tuple[Tensor, Tensor, list[int]]]:
+        """Run a pass; return of the `drafted` rows of each block the states after the last norm, the logits, and the
+        best of them."""
         batch, count = self._batch(anchors, rows, drafted), len(drafted)
         states = torch.empty((len(batch.tokens), self.config.decoder.hidden_size))
         output = Output(torch.empty((count, len(self.ids))), torch.empty(count, dtype=torch.int32), states=states)
@@ -128,7 +135,9 @@ class CompiledBlock:
         point(pass_, batch, output)
         pass_.lasts = lasts.data_ptr()
         self._blocks.run(pass_)
-        return _scaled(output.logits, self.config), states
+        sizes, logits = [anchor.tokens for anchor in anchors], _scaled(output.logits, self.config)
+        parts = [torch.split(each, sizes) for each in (states[drafted], logits, output.argmax)]
+        return [(states, logits, best.tolist()) for states, logits, best in zip(*parts, strict=True)]
 
     def _batch(self, anchors: Sequence[Anchor], rows: int, drafted: Sequence[int]) -> Batch:
         count = len(anchors)
@@ -171,18 +180,18 @@ class CompiledBlock:
 
 
 class _CompiledFactors:
-    """Implements Factors."""
+    """Implements Factors. The packed matrices may have more columns than the rank: zeros."""
 
-    def __init__(self, program: Program, pack: Pack, *, threads: int) -> None:
-        self._program = program
+    def __init__(self, program: Program, pack: Pack, *, rank: int, threads: int) -> None:
+        self._program, self._rank = program, rank
         self._before = pack.matrix("markov.before")
         self._bias = Product(load_library(), pack.matrix("markov.after"), pack=pack, threads=threads)
 
     def before(self, token: int) -> Tensor:
-        return self._program.rows_of(self._before, torch.tensor([token], dtype=torch.int32))
+        return self._program.rows_of(self._before, torch.tensor([token], dtype=torch.int32))[:, : self._rank]
 
-    def bias(self, factor: Tensor) -> Tensor:
-        return self._bias(factor)
+    def biased(self, factor: Tensor, logits: Tensor) -> tuple[Tensor, int]:
+        return logits, self._bias.add(factor, logits)
 
 
 def _compiled(head: BlockHead) -> set[str]:

@@ -40,7 +40,11 @@ class SelectedRows:
         right = embed(self._tokens[row], self._weights["selector.after"], factors.dtype)  # [top, rank]
         scores = self._logits[row : row + 1] - BEHIND
         scores[0, self._best.indices[row]] = self._best.values[row] + (right @ left).float().cpu()
+        self._chosen = int(scores.argmax())
         return scores
+
+    def best(self, row: int) -> int:
+        return self._chosen
 
     def confidence(self, row: int, before: int) -> float | None:
         return None

@@ -13,7 +13,6 @@ import torch
 from paceline.errors import UnsupportedModel
 from paceline.kernels.base import Forward
 from paceline.kernels.kv_tensors import page_bytes
-from paceline.kernels.quant import GROUP
 from paceline.models.block_heads import BlockHead, load_block
 from paceline.models.shapes import random_block
 from paceline.models.weights import weight_bytes
@@ -113,8 +112,6 @@ def _fits_kernels(head: BlockHead) -> bool:
     config, why = head.config, ""
     if config.convolutions is not None or config.selector is not None:
         why = "its convolutions have no compiled operation"
-    elif config.markov is not None and config.markov.rank % GROUP:
-        why = f"a markov head of rank {config.markov.rank}, not a multiple of {GROUP}"
     try:
         check_supported(config.decoder)
     except UnsupportedModel as error:

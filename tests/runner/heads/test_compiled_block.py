@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.kernels.quant import values_of
 from paceline.models.block_config import Markov
 from paceline.models.block_heads import BlockHead
 from paceline.runner.forwards.torch import TorchForward
@@ -30,6 +31,9 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "markov": {"markov": Markov("vanilla", 32), "anchor_first": True},
     "gated": {"markov": Markov("gated", 32), "confidence": "states and tokens"},
     "rnn": {"markov": Markov("rnn", 32)},
+    "odd rank": {"markov": Markov("vanilla", 7), "draft_vocab": 60},
+    "odd rank, gated": {"markov": Markov("gated", 33), "confidence": "states and tokens"},
+    "odd rank, rnn": {"markov": Markov("rnn", 20)},
     "scaled": {"embedding_scale": 2.0, "logit_scale": 0.5, "softcap": 4.0},
 }
 NEXT = rows(COUNTS, (2, 3, 1), [5, 6, 7, 8, 9, 10], (0, 1, 2))  # the rows after those of FIRST
@@ -47,7 +51,11 @@ def make(head: BlockHead, *, threads: int = 2) -> CompiledBlock:
 
 def in_torch(head: BlockHead) -> TorchBlock:
     target = TorchForward(CONFIG, FLOATS, num_pages=PAGES)
-    return TorchBlock(head.quantised().in_floats(), target, num_pages=PAGES)
+    floats = head.quantised().in_floats()
+    shapes = {name: values_of(weight).shape for name, weight in head.weights.items()}
+    assert all(not values_of(each)[..., shapes[name][-1] :].any() for name, each in floats.weights.items()), "padding"
+    weights = {name: values_of(each)[..., : shapes[name][-1]] for name, each in floats.weights.items()}
+    return TorchBlock(replace(floats, weights=weights), target, num_pages=PAGES)
 
 
 def anchors(head: BlockHead) -> list[Anchor]:
@@ -57,13 +65,14 @@ def anchors(head: BlockHead) -> list[Anchor]:
 
 
 def drafted(block: BlockForward, asked: list[Anchor]) -> tuple[torch.Tensor, list[float | None]]:
-    """Return the logits of all rows of all blocks, and the confidence in each."""
+    """Return the logits of all rows of all blocks, and the confidence in each. The best of each is told with them."""
     logits, sure = [], []
     with torch.inference_mode():
         for each, anchor in zip(block.blocks(asked), asked, strict=True):
             for row in range(anchor.tokens):
                 sure.append(each.confidence(row, BEFORE))
                 logits.append(each.logits(row, BEFORE).clone())
+                assert each.best(row) == int(logits[-1].argmax())
     return torch.cat(logits), sure
 
 
@@ -81,6 +90,16 @@ def test_blocks_are_those_of_torch(name: str) -> None:
     assert distance(found, expected) < 0.06
     assert [each is None for each in sure] == [each is None for each in sure_there]
     assert [each or 0 for each in sure] == pytest.approx([each or 0 for each in sure_there], abs=0.05)
+
+
+def test_probabilities_are_those_of_a_softmax() -> None:
+    mine = make(network())
+    logits = 4 * torch.randn((1, 1003), generator=torch.Generator().manual_seed(5))
+    for place in (0, 517, 1002, int(logits.argmax())):
+        assert mine.probability(logits, place) == pytest.approx(float(logits[0].softmax(0)[place]), rel=1e-5)
+    logits[0, :900] = -torch.inf  # tokens that are ruled out
+    assert mine.probability(logits, 3) == 0
+    assert mine.probability(logits, 1000) == pytest.approx(float(logits[0].softmax(0)[1000]), rel=1e-5)
 
 
 def test_rows_see_later_ones_of_their_block() -> None:
