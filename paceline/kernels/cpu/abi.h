@@ -35,13 +35,13 @@ enum { CHANNEL8, GROUP8, GROUP4, HALF };
 enum { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K };
 
 /* operation.kind */
-enum { EMBED, LINEAR, ROTATE, ATTEND, ADD_NORM, KEEP, PAIR, REFINE, NORM, SUM };
+enum { EMBED, LINEAR, ROTATE, ATTEND, ADD_NORM, KEEP, PAIR, REFINE, NORM, SUM, CONVOLVE };
 
 /* operation.epilogue */
 enum { STORE, ADD, SILU_GATE, GELU_GATE, LOGITS, ADD_SILU, ROUGH };
 
 /* operation.input and operation.output. FEATURES and STATES are memory of the caller, the others of the program. */
-enum { RESIDUAL, PROJECTED, ATTENDED, GATED, BRANCH, PAIRED, SKETCHED, NORMED, FEATURES, STATES };
+enum { RESIDUAL, PROJECTED, ATTENDED, GATED, BRANCH, PAIRED, SKETCHED, NORMED, CONVOLVED, DELTAS, FEATURES, STATES };
 
 /* ---- structures ---- */
 
@@ -80,11 +80,14 @@ typedef struct {
     int32_t parts;  /* matrices in `part` */
     int32_t column; /* KEEP: first column in the output; LINEAR: first column in the input; NORM: columns of each norm;
                        EMBED: token of the first row of the table; ATTEND: 1 where a row sees no later one, whatever
-                       `batch.lasts` says; SUM: parts side by side in the input */
+                       `batch.lasts` says; SUM: parts side by side in the input; CONVOLVE: first column in DELTAS */
+    int32_t taps;   /* CONVOLVE: rows that a row is made of */
+    int32_t group;  /* CONVOLVE: adjacent columns with the same delta */
     int32_t few;    /* REFINE: least number of outputs on a slice's shortlist, as far as scores allow (screen.c) */
     float epsilon;  /* epsilon of the norms */
     float scale;    /* EMBED: factor of the embedding; ROTATE: factor of the queries */
-    const float *norm;     /* weights of the norm, or NULL; ROTATE: weights of the queries' norm */
+    const float *norm;     /* weights of the norm, or NULL; ROTATE: weights of the queries' norm;
+                              CONVOLVE: kernels [taps][hidden] */
     const float *key_norm; /* ROTATE: weights of the keys' norm, or NULL; PAIR: those of the hidden state's norm, or NULL */
     const float *cosine;   /* [positions][head_dim / 2] */
     const float *sine;     /* [positions][head_dim / 2] */

@@ -86,6 +86,7 @@ class OperationKind(IntEnum):
     REFINE = 7
     NORM = 8
     SUM = 9
+    CONVOLVE = 10
 
 
 class Epilogue(IntEnum):
@@ -107,8 +108,10 @@ class Buffer(IntEnum):
     PAIRED = 5
     SKETCHED = 6
     NORMED = 7
-    FEATURES = 8
-    STATES = 9
+    CONVOLVED = 8
+    DELTAS = 9
+    FEATURES = 10
+    STATES = 11
 
 
 ENUMS: tuple[type[IntEnum], ...] = (Status, Format, Stored, OperationKind, Epilogue, Buffer)
@@ -135,7 +138,7 @@ class StoredRows(Structure):
 class Operation(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("kind", "epilogue", "input", "output", "layer", "window")),
-        *((name, c_int32) for name in ("parts", "column", "few")),
+        *((name, c_int32) for name in ("parts", "column", "taps", "group", "few")),
         ("epsilon", c_float),
         ("scale", c_float),
         *((name, c_void_p) for name in ("norm", "key_norm", "cosine", "sine")),
