@@ -38,8 +38,9 @@ from paceline.runner.forwards.decoder_pack import pack_decoder
 from paceline.runner.forwards.torch import TorchForward
 from paceline.runner.heads.block import TorchBlock
 from paceline.runner.heads.compiled import CompiledHead
+from paceline.runner.heads.compiled_block import CompiledBlock
 from paceline.runner.heads.medusa import CompiledMedusa, TorchMedusa
-from paceline.runner.heads.protocol import HeadForward, MedusaForward
+from paceline.runner.heads.protocol import BlockForward, HeadForward, MedusaForward
 from paceline.runner.heads.torch import TorchHead
 from paceline.runner.lanes import Lanes
 from paceline.runner.rounds.protocol import DeviceDrafter
@@ -218,12 +219,18 @@ class BlockMade:
         sizes = {"taps": self.taps, "max_draft": made.config.longest, "min_confidence": self.min_confidence}
         if backend == "cuda":
             return BlockOnDevice(cuda_block(made, target), **sizes)
-        return BlockOnDevice(TorchBlock(made, target, num_pages=target.kv.num_pages), **sizes)
+        return BlockOnDevice(self.forward(target, backend, target.kv.num_pages, CONTEXT), **sizes)
+
+    def forward(self, target: Forward, backend: str, pages: int, max_context: int) -> BlockForward:
+        if backend == "compiled":
+            assert isinstance(target, CompiledForward)
+            return CompiledBlock(self.head.quantised(), target, num_pages=pages, max_context=max_context)
+        return TorchBlock(self.head, target, num_pages=pages)
 
     def __call__(self, context: BuildContext, backend: str) -> Drafter:
         config = self.head.config
         return BlockDrafter(
-            TorchBlock(self.head, context.target, num_pages=context.pool.num_pages),
+            self.forward(context.target, backend, context.pool.num_pages, context.max_context),
             taps=self.taps,
             width=config.width,
             max_draft=config.longest,
