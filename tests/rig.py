@@ -30,7 +30,7 @@ from paceline.kernels.base import Forward
 from paceline.kernels.cpu.build import load_library
 from paceline.kernels.quant import GROUP, quantise
 from paceline.kv.cache import KVCache
-from paceline.models.block_config import Markov
+from paceline.models.block_config import Convolutions, Markov, Selector
 from paceline.models.block_heads import BlockHead
 from paceline.models.heads import EagleHead
 from paceline.runner.forwards.compiled import CompiledForward
@@ -38,8 +38,9 @@ from paceline.runner.forwards.decoder_pack import pack_decoder
 from paceline.runner.forwards.torch import TorchForward
 from paceline.runner.heads.block import TorchBlock
 from paceline.runner.heads.compiled import CompiledHead
+from paceline.runner.heads.compiled_block import CompiledBlock
 from paceline.runner.heads.medusa import CompiledMedusa, TorchMedusa
-from paceline.runner.heads.protocol import HeadForward, MedusaForward
+from paceline.runner.heads.protocol import BlockForward, HeadForward, MedusaForward
 from paceline.runner.heads.torch import TorchHead
 from paceline.runner.lanes import Lanes
 from paceline.runner.rounds.protocol import DeviceDrafter
@@ -196,6 +197,7 @@ BLOCKS: Mapping[str, Mapping[str, Any]] = {  # with seeds whose drafts are right
         "window": 7,
         "seed": 2,
     },
+    "DFlash2": {"convolutions": Convolutions(2, 16), "selector": Selector(8, 6), "seed": 1},
 }
 
 
@@ -217,12 +219,18 @@ class BlockMade:
         sizes = {"taps": self.taps, "max_draft": made.config.longest, "min_confidence": self.min_confidence}
         if backend == "cuda":
             return BlockOnDevice(cuda_block(made, target), **sizes)
-        return BlockOnDevice(TorchBlock(made, target, num_pages=target.kv.num_pages), **sizes)
+        return BlockOnDevice(self.forward(target, backend, target.kv.num_pages, CONTEXT), **sizes)
+
+    def forward(self, target: Forward, backend: str, pages: int, max_context: int) -> BlockForward:
+        if backend == "compiled":
+            assert isinstance(target, CompiledForward)
+            return CompiledBlock(self.head.quantised(), target, num_pages=pages, max_context=max_context)
+        return TorchBlock(self.head, target, num_pages=pages)
 
     def __call__(self, context: BuildContext, backend: str) -> Drafter:
         config = self.head.config
         return BlockDrafter(
-            TorchBlock(self.head, context.target, num_pages=context.pool.num_pages),
+            self.forward(context.target, backend, context.pool.num_pages, context.max_context),
             taps=self.taps,
             width=config.width,
             max_draft=config.longest,
@@ -314,6 +322,7 @@ RIGS: Mapping[str, Mapping[str, Made]] = {
     "block": {
         "block": BlockMade(),
         "block-markov": BlockMade("DSpark", min_confidence=0.02),
+        "block-dflash2": BlockMade("DFlash2"),
     },
     "mtp": {"mtp": EagleMade(taps=(2,), network="MTP", name="mtp")},
     "prediction": {"prediction": lambda context, backend: PredictionDrafter()},
@@ -396,6 +405,7 @@ DEVICE_RIGS: Mapping[str, Model | Parallel | LookupOnDevice | EagleMade | BlockM
     "mtp": EagleMade(taps=(2,), branches=2, network="MTP"),
     "block": BlockMade(),
     "block-markov": BlockMade("DSpark", min_confidence=0.02),
+    "block-dflash2": BlockMade("DFlash2"),
     "medusa": MedusaMade(),
 }
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
+from torch.nn import functional
 
 from paceline.errors import ModelFileError
-from paceline.kernels.quant import Quantised, Weight, values_of
+from paceline.kernels.quant import GROUP, Quantised, Weight, values_of
 from paceline.models.block_config import BlockConfig, block_config
 from paceline.models.config import ModelConfig
 from paceline.models.directory import member, read_json
@@ -27,7 +28,8 @@ NAMES = {
     "midlayer.": "layers.0.",
     **{f"candidate_selector.{name}_codebook.weight": f"candidate_selector.{name}_codebook" for name in CODEBOOKS},
 }
-FLOATS = ("fc", "markov.gate", "markov.joint", "confidence")  # matrices that are never quantised to run
+FLOATS = ("fc", "markov.gate", "markov.joint", "confidence")  # small matrices, and `fc`
+FACTORS = ("markov.before", "markov.after")  # matrices with a row for each token
 MASK_FILE = "mask_embedding"  # stem of a file that replaces the mask token's embedding
 
 
@@ -51,17 +53,29 @@ class BlockHead:
 
     def quantised(self) -> BlockHead:
         """Convert matrices to 8 bits in groups of 32; those of 4 bits stay. `fc` reads hidden states and is float32, as
-        are the small matrices of FLOATS."""
-        return replace(self, weights={name: in_format(w, _bits(name, w)) for name, w in self.weights.items()})
+        are small matrices and those of which few rows are read (`is_float`). Factors over the vocabulary get columns of
+        zeros up to whole groups."""
+        whole = {name: _in_groups(w) if name in FACTORS else w for name, w in self.weights.items()}
+        return replace(self, weights={name: in_format(w, _bits(name, w)) for name, w in whole.items()})
 
     @property
     def parameters(self) -> int:
         return sum(values_of(weight).numel() for weight in self.weights.values())
 
 
+def _in_groups(weight: Weight) -> Weight:
+    """Append columns of zeros up to a multiple of GROUP. Quantised weights are made of whole groups."""
+    return functional.pad(weight, (0, -weight.shape[1] % GROUP)) if isinstance(weight, Tensor) else weight
+
+
+def is_float(name: str) -> bool:
+    """Tell whether a matrix is never quantised to run."""
+    return name in FLOATS or name.startswith("selector.") or name.endswith(".base")
+
+
 def _bits(name: str, weight: Weight) -> str:
     """Return the format in which a weight runs if it is quantised."""
-    if name in FLOATS:
+    if is_float(name):
         return "fp32"
     return "int4" if isinstance(weight, Quantised) and weight.bits == 4 else "int8"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from ctypes import POINTER, Structure, c_int, c_int64, c_uint32, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int, c_int64, c_uint32, c_void_p
 from enum import IntEnum
 from itertools import pairwise
 
@@ -118,7 +118,7 @@ def ctype(declared: str) -> type | None:
     words = declared.replace("EXPORT", "").replace("const", "").split()
     if "*" in declared:
         return POINTER(abi.AbiEntry) if words[0] == "abi_entry" else c_void_p
-    return {"void": None, "int": c_int, "int64_t": c_int64, "uint32_t": c_uint32}[words[0]]
+    return {"void": None, "int": c_int, "float": c_float, "int64_t": c_int64, "uint32_t": c_uint32}[words[0]]
 
 
 def test_functions_are_those_of_the_header() -> None:

@@ -18,6 +18,7 @@ from paceline.models.block_heads import load_block
 from paceline.models.config import ModelConfig
 from paceline.models.load import open_model
 from paceline.runner.loading.models import ReadyModel, read_model
+from paceline.types import OFF, SamplingParams, Speculation
 from tests.block_heads import DSPARK, LAYOUTS, SHAPE, SLIDING, SPECULATORS, Z_LAB, BlockLayout
 from tests.cli.tiny_model import write_model
 from tests.heads import eagle_tensors, eagle_values, random_eagle, write_head
@@ -227,6 +228,18 @@ def test_a_block_drafter_is_found_wherever_heads_are(folder: Path, target: Model
         assert part in how
     assert "hidden states 0, 1, 3: torch, float32" in how
     assert "trained for" not in how
+
+
+@pytest.mark.parametrize("name", ["dspark", "dspark, rnn", "dflash2"])  # ranks that are no multiple of 32
+def test_it_is_compiled_beside_a_compiled_target(name: str, folder: Path, target: ModelConfig, tmp_path: Path) -> None:
+    head, beside = written(tmp_path, target, name), read_model(str(folder), format="int8", device="cpu")
+    llm = LLM(str(folder), drafter=f"block:{head}", format="int8", **OPTIONS)
+    assert registry.recipe(f"block:{head}", beside).how.endswith(": compiled")
+    for params in (SamplingParams(temperature=0.0, max_tokens=16), SamplingParams(seed=3, max_tokens=16)):
+        [plain] = llm.generate("a b c a b", params, speculation=OFF)
+        [fast] = llm.generate("a b c a b", params, speculation=Speculation(drafter="block", p_min=0.0))
+        assert fast.tokens == plain.tokens
+        assert fast.stats.drafted > 20
 
 
 def test_a_short_context_is_told(folder: Path, target: ModelConfig, tmp_path: Path) -> None:

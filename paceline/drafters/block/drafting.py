@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from paceline.draft import Draft
 from paceline.drafters.base import Ask
-from paceline.drafters.draft_in_progress import DraftInProgress, head_confidence, probability_of
+from paceline.drafters.draft_in_progress import DraftInProgress, head_confidence
 from paceline.drafters.eagle.drafting import Draws
 from paceline.drafters.tree_drafting import Thresholds
 from paceline.kernels.base import PAGE_SIZE
@@ -49,9 +49,9 @@ class BlockDrafting:
             if own is not None and reached * own < least:
                 break
             logits = rows.logits(row, before)
-            place, edited = self._draws.draw_token(draft, logits, int(logits.argmax()))
+            place, edited = self._draws.draw_token(draft, logits, rows.best(row))
             if own is None:
-                own = head_confidence(probability_of(place, edited[0]), drawn=not ask.sampler.greedy)
+                own = head_confidence(self._head.probability(edited, place), drawn=not ask.sampler.greedy)
             sure.append(reached * min(own, 1.0))
             before = draft.tokens[-1]
             if sure[-1] < least:

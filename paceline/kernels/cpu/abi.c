@@ -21,13 +21,14 @@ static const abi_entry entries[] = {
     CONSTANT(Q8_0), CONSTANT(Q4_K), CONSTANT(Q5_K), CONSTANT(Q6_K),
 
     CONSTANT(EMBED), CONSTANT(LINEAR), CONSTANT(ROTATE), CONSTANT(ATTEND), CONSTANT(ADD_NORM), CONSTANT(KEEP),
-    CONSTANT(PAIR), CONSTANT(REFINE), CONSTANT(NORM), CONSTANT(SUM),
+    CONSTANT(PAIR), CONSTANT(REFINE), CONSTANT(NORM), CONSTANT(SUM), CONSTANT(CONVOLVE),
 
     CONSTANT(STORE), CONSTANT(ADD), CONSTANT(SILU_GATE), CONSTANT(GELU_GATE), CONSTANT(LOGITS), CONSTANT(ADD_SILU),
     CONSTANT(ROUGH),
 
     CONSTANT(RESIDUAL), CONSTANT(PROJECTED), CONSTANT(ATTENDED), CONSTANT(GATED), CONSTANT(BRANCH), CONSTANT(PAIRED),
-    CONSTANT(SKETCHED), CONSTANT(NORMED), CONSTANT(FEATURES), CONSTANT(STATES),
+    CONSTANT(SKETCHED), CONSTANT(NORMED), CONSTANT(CONVOLVED), CONSTANT(DELTAS),
+    CONSTANT(FEATURES), CONSTANT(STATES),
 
     FIELD(matrix, data), FIELD(matrix, bias), FIELD(matrix, stride), FIELD(matrix, format), FIELD(matrix, outputs),
     FIELD(matrix, inputs), FIELD(matrix, column), STRUCT(matrix),
@@ -38,8 +39,8 @@ static const abi_entry entries[] = {
 
     FIELD(operation, kind), FIELD(operation, epilogue), FIELD(operation, input), FIELD(operation, output),
     FIELD(operation, layer), FIELD(operation, window), FIELD(operation, parts), FIELD(operation, column),
-    FIELD(operation, few), FIELD(operation, epsilon), FIELD(operation, scale), FIELD(operation, norm),
-    FIELD(operation, key_norm), FIELD(operation, cosine), FIELD(operation, sine), FIELD(operation, part),
+    FIELD(operation, taps), FIELD(operation, group), FIELD(operation, few), FIELD(operation, epsilon),
+    FIELD(operation, scale), FIELD(operation, norm), FIELD(operation, key_norm), FIELD(operation, cosine), FIELD(operation, sine), FIELD(operation, part),
     STRUCT(operation),
 
     FIELD(shape, hidden), FIELD(shape, intermediate), FIELD(shape, heads), FIELD(shape, kv_heads),
@@ -54,7 +55,8 @@ static const abi_entry entries[] = {
     FIELD(batch, page_table), FIELD(batch, logit_rows), FIELD(batch, tails), FIELD(batch, carry), FIELD(batch, lasts),
     FIELD(batch, logits),
     FIELD(batch, features), FIELD(batch, states), FIELD(batch, argmax), FIELD(batch, rows), FIELD(batch, sequences),
-    FIELD(batch, table_width), FIELD(batch, outs), FIELD(batch, depth), STRUCT(batch),
+    FIELD(batch, table_width), FIELD(batch, outs), FIELD(batch, depth), FIELD(batch, adds),
+    STRUCT(batch),
 
     FIELD(draws, inverse_temperature), FIELD(draws, seeds), FIELD(draws, roots), FIELD(draws, tokens), STRUCT(draws),
 

@@ -35,13 +35,13 @@ enum { CHANNEL8, GROUP8, GROUP4, HALF };
 enum { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K };
 
 /* operation.kind */
-enum { EMBED, LINEAR, ROTATE, ATTEND, ADD_NORM, KEEP, PAIR, REFINE, NORM, SUM };
+enum { EMBED, LINEAR, ROTATE, ATTEND, ADD_NORM, KEEP, PAIR, REFINE, NORM, SUM, CONVOLVE };
 
 /* operation.epilogue */
 enum { STORE, ADD, SILU_GATE, GELU_GATE, LOGITS, ADD_SILU, ROUGH };
 
 /* operation.input and operation.output. FEATURES and STATES are memory of the caller, the others of the program. */
-enum { RESIDUAL, PROJECTED, ATTENDED, GATED, BRANCH, PAIRED, SKETCHED, NORMED, FEATURES, STATES };
+enum { RESIDUAL, PROJECTED, ATTENDED, GATED, BRANCH, PAIRED, SKETCHED, NORMED, CONVOLVED, DELTAS, FEATURES, STATES };
 
 /* ---- structures ---- */
 
@@ -80,11 +80,14 @@ typedef struct {
     int32_t parts;  /* matrices in `part` */
     int32_t column; /* KEEP: first column in the output; LINEAR: first column in the input; NORM: columns of each norm;
                        EMBED: token of the first row of the table; ATTEND: 1 where a row sees no later one, whatever
-                       `batch.lasts` says; SUM: parts side by side in the input */
+                       `batch.lasts` says; SUM: parts side by side in the input; CONVOLVE: first column in DELTAS */
+    int32_t taps;   /* CONVOLVE: rows that a row is made of */
+    int32_t group;  /* CONVOLVE: adjacent columns with the same delta */
     int32_t few;    /* REFINE: least number of outputs on a slice's shortlist, as far as scores allow (screen.c) */
     float epsilon;  /* epsilon of the norms */
     float scale;    /* EMBED: factor of the embedding; ROTATE: factor of the queries */
-    const float *norm;     /* weights of the norm, or NULL; ROTATE: weights of the queries' norm */
+    const float *norm;     /* weights of the norm, or NULL; ROTATE: weights of the queries' norm;
+                              CONVOLVE: kernels [taps][hidden] */
     const float *key_norm; /* ROTATE: weights of the keys' norm, or NULL; PAIR: those of the hidden state's norm, or NULL */
     const float *cosine;   /* [positions][head_dim / 2] */
     const float *sine;     /* [positions][head_dim / 2] */
@@ -142,6 +145,7 @@ typedef struct {
     int32_t table_width;
     int32_t outs; /* rows with logits */
     int32_t depth;
+    int32_t adds; /* 1: add to what `logits` holds */
 } batch;
 
 /* Parameters and results of the draws after a pass. */
@@ -268,6 +272,9 @@ EXPORT void paceline_kv_read(const shape *, const int32_t *slots, int count, uin
    tokens. Non-zero: out of memory. */
 EXPORT int paceline_pick(pool *, const float *const *logits, const float *inverse_temperature, const uint32_t *keys,
                          const int32_t *ids, int rows, int vocab, int32_t *tokens);
+
+/* The softmax of logits [count] at `place`. Logits far below the best count as nothing. */
+EXPORT float paceline_probability(const float *logits, int count, int place);
 
 /* Make a suffix automaton; NULL: out of memory. */
 EXPORT suffixes *paceline_suffix_new(void);

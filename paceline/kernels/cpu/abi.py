@@ -86,6 +86,7 @@ class OperationKind(IntEnum):
     REFINE = 7
     NORM = 8
     SUM = 9
+    CONVOLVE = 10
 
 
 class Epilogue(IntEnum):
@@ -107,8 +108,10 @@ class Buffer(IntEnum):
     PAIRED = 5
     SKETCHED = 6
     NORMED = 7
-    FEATURES = 8
-    STATES = 9
+    CONVOLVED = 8
+    DELTAS = 9
+    FEATURES = 10
+    STATES = 11
 
 
 ENUMS: tuple[type[IntEnum], ...] = (Status, Format, Stored, OperationKind, Epilogue, Buffer)
@@ -135,7 +138,7 @@ class StoredRows(Structure):
 class Operation(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("kind", "epilogue", "input", "output", "layer", "window")),
-        *((name, c_int32) for name in ("parts", "column", "few")),
+        *((name, c_int32) for name in ("parts", "column", "taps", "group", "few")),
         ("epsilon", c_float),
         ("scale", c_float),
         *((name, c_void_p) for name in ("norm", "key_norm", "cosine", "sine")),
@@ -167,7 +170,7 @@ class Pass(Structure):
         *((name, c_void_p) for name in ("tokens", "positions", "slots", "row_starts", "bases", "page_table")),
         *((name, c_void_p) for name in ("logit_rows", "tails", "carry", "lasts")),
         *((name, c_void_p) for name in ("logits", "features", "states", "argmax")),
-        *((name, c_int32) for name in ("rows", "sequences", "table_width", "outs", "depth")),
+        *((name, c_int32) for name in ("rows", "sequences", "table_width", "outs", "depth", "adds")),
     )
 
 
@@ -229,6 +232,7 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {  # name: result, 
     "paceline_kv_move": (c_int, (ADDRESS, ADDRESS, ADDRESS, c_int)),
     "paceline_kv_read": (None, (ADDRESS, ADDRESS, c_int, ADDRESS, ADDRESS)),
     "paceline_pick": (c_int, (ADDRESS, ADDRESS, ADDRESS, ADDRESS, ADDRESS, c_int, c_int, ADDRESS)),
+    "paceline_probability": (c_float, (ADDRESS, c_int, c_int)),
     "paceline_limits": (None, (ADDRESS, ADDRESS, ADDRESS)),
     "paceline_suffix_new": (ADDRESS, ()),
     "paceline_suffix_free": (None, (ADDRESS,)),

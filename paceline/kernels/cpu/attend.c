@@ -5,7 +5,7 @@
    position and keys alone: not on the rows beside it, not on which thread computed which chunk, and not on whether its
    ancestors were found through the page table or through `tails`. The values of positions 2i and 2i + 1 are added as
    one pair. If the two are not adjacent in memory, they are copied side by side first. The keys of a row end at its own
-   position, or at `lasts`: the rows of a drafted block see each other.
+   position, or at `lasts`, as far as a window reaches: the rows of a drafted block see each other.
 
    The rows of a tree score the pages of all nodes together. Then each row copies the scores of its own ancestors to
    their positions:
@@ -62,10 +62,12 @@ static int base_in(const walk *w, int c) {
     return w->p->batch->tails ? w->p->batch->bases[w->block.sequence] - c * CHUNK : CHUNK;
 }
 
-/* The last position that a row attends to. */
+/* The last position that a row attends to. A window reaches as far ahead as back. */
 static int last_key(const program *p, const operation *o, int row) {
     const int32_t *lasts = o->column ? NULL : p->batch->lasts;
-    return lasts ? lasts[row] : p->batch->positions[row];
+    const int position = p->batch->positions[row];
+    if (!lasts) return position;
+    return o->window ? smaller(lasts[row], position + o->window - 1) : lasts[row];
 }
 
 static reach reach_of(const walk *w, int row, int c) {

@@ -53,6 +53,15 @@ static float log_mass(const float *logits, int vocab, float most) {
     return logf(vf_sum(sum) + rest);
 }
 
+EXPORT float paceline_probability(const float *logits, int count, int place) {
+    const int whole = count / LANES * LANES;
+    vf tops = vf_set1(-INFINITY);
+    for (int j = 0; j < whole; j += LANES) tops = vf_max(vf_load(logits + j), tops);
+    float most = vf_top(tops);
+    for (int j = whole; j < count; j++) most = logits[j] > most ? logits[j] : most;
+    return expf(logits[place] - most - log_mass(logits, count, most));
+}
+
 /* ---- filters ---- */
 
 /* Approximate the smallest logit that min-p, top-k and top-p keep; -INFINITY: they keep all.

@@ -215,12 +215,12 @@ static void note_best(best *b, const float *values, int first, int count) {
         if (values[i] > b->value || (values[i] == b->value && first + i < b->index)) *b = (best){values[i], first + i};
 }
 
-static void emit_logits(program *p, scratch *s, const matrix *m, int tile, int first_row, int rows,
-                        const float *tile_out) {
+static void emit_logits(program *p, scratch *s, const matrix *m, int tile, int first_row, int rows, float *tile_out) {
     const int first = tile * TILE, count = m->outputs - first < TILE ? m->outputs - first : TILE;
     for (int r = 0; r < rows; r++) {
-        const float *values = tile_out + r * TILE;
+        float *values = tile_out + r * TILE;
         float *to = p->batch->logits + (int64_t)(first_row + r) * m->outputs + first;
+        for (int i = 0; p->batch->adds && i < count; i++) values[i] += to[i];
         if (count == TILE) vf_store(to, vf_load(values));
         else memcpy(to, values, sizeof(float) * (size_t)count);
         note_best(&s->best[first_row + r], values, first, count);

@@ -97,6 +97,14 @@ static int branch_width(const operation *operations, int count, int hidden) {
     return most;
 }
 
+/* Count the columns of deltas, in whole tiles; 0: the program has no convolutions. */
+static int delta_width(const operation *operations, int count) {
+    for (int i = 0; i < count; i++)
+        if (operations[i].kind == LINEAR && operations[i].output == DELTAS)
+            return (operations[i].part[0].outputs + TILE - 1) / TILE * TILE;
+    return 0;
+}
+
 static int widest_input(const operation *operations, int count) {
     int most = GROUP;
     for (int i = 0; i < count; i++)
@@ -114,6 +122,8 @@ static void set_strides(program *p, const operation *operations) {
     p->stride[PAIRED] = has_pairs(operations, p->count) ? 2 * s->hidden : 0;
     p->stride[SKETCHED] = sketch_width(operations, p->count);
     p->stride[NORMED] = has_normed(operations, p->count) ? s->features : 0;
+    p->stride[DELTAS] = delta_width(operations, p->count);
+    p->stride[CONVOLVED] = p->stride[DELTAS] ? s->hidden : 0;
     p->stride[FEATURES] = s->features;
     p->stride[STATES] = s->hidden;
 }
@@ -226,6 +236,7 @@ static void run_operation(member *self, program *p, const operation *o) {
         case NORM: run_norm(self, p, o); break;
         case REFINE: run_refine(self, p, o); break;
         case SUM: run_sum(self, p, o); break;
+        case CONVOLVE: run_convolve(self, p, o); break;
     }
 }
 
@@ -252,7 +263,7 @@ static int needed_operations(const program *p) {
    with shortlists the logits. */
 static int is_skipped(const program *p, const operation *o) {
     if (o->kind == KEEP) return !is_kept(p, o);
-    if (o->kind == NORM && o->input == RESIDUAL) return p->batch->features != NULL;
+    if (o->kind == NORM && o->input == RESIDUAL && o->output == RESIDUAL) return p->batch->features != NULL;
     if (o->input == FEATURES || o->input == NORMED) return !p->batch->features;
     if (o->input == SKETCHED || o->output == SKETCHED) return !p->screen.noise;
     return o->kind == LINEAR && o->epilogue == LOGITS && p->screen.noise;

@@ -98,6 +98,7 @@ void run_linear_half(member *, program *, const operation *);
 void run_rotate(member *, program *, const operation *);
 void run_attend(member *, program *, const operation *);
 void run_refine(member *, program *, const operation *);
+void run_convolve(member *, program *, const operation *);
 void run_sum(member *, program *, const operation *);
 
 /* Most works of a SUM in the current pass. */

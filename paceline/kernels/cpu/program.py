@@ -114,6 +114,15 @@ class Program:
         `causal`, the `lasts` of a pass may let rows see later ones."""
         self._add(OperationKind.ATTEND, [], {"layer": layer, "window": window, "column": int(causal)})
 
+    def convolve(self, buffer: Buffer, kernels: Tensor, *, group: int, deltas: int, add: bool = False) -> None:
+        """buffer ← its convolution over the rows of each sequence, or residual ← residual + that, to `add` it.
+
+        `kernels` [taps, hidden]; `deltas`: the first column in DELTAS of what is added to them, one number for `group`
+        columns."""
+        fields: Fields = {"input": buffer, "output": Buffer.RESIDUAL if add else buffer, "norm": self._pointer(kernels)}
+        fields |= {"taps": len(kernels), "group": group, "column": deltas}
+        self._add(OperationKind.CONVOLVE, [], fields)
+
     def add_norm(self, norm: Tensor, *, epsilon: float) -> None:
         """residual ← residual + norm of branch"""
         self._add(OperationKind.ADD_NORM, [], {"norm": self._pointer(norm), "epsilon": epsilon})

@@ -1,4 +1,4 @@
-/* Operations on the residual stream: embed tokens, norm, add normed branches, keep hidden states. */
+/* Operations on the residual stream: embed tokens, norm, convolve, add normed branches, keep hidden states. */
 #include "program.h"
 #include "vmath.h"
 
@@ -47,6 +47,34 @@ void run_norm(member *self, program *p, const operation *o) {
         float *out = row_of(p, o->output, row);
         for (int at = 0; at < width; at += o->column)
             norm_or_copy(out + at, x + at, o->norm ? o->norm + at : NULL, o->column, o->epsilon);
+    }
+}
+
+/* Convolve LANES columns from `first` on of a row: out ← Σ over taps of (kernel + delta) * the row `tap` rows before it,
+   as far as its sequence, which begins at row `begin`, has such a row. */
+static void convolve_row(const program *p, const operation *o, int row, int begin, int first, float *out) {
+    const int hidden = p->shape.hidden, groups = hidden / o->group;
+    const float *deltas = row_of(p, DELTAS, row) + o->column;
+    for (int i = 0; i < LANES; i++) out[i] = 0.0f;
+    for (int tap = 0; tap < o->taps && row - tap >= begin; tap++) {
+        const float *x = row_of(p, o->input, row - tap) + first, *kernel = o->norm + tap * hidden + first;
+        for (int i = 0; i < LANES; i++) out[i] += (kernel[i] + deltas[tap * groups + (first + i) / o->group]) * x[i];
+    }
+}
+
+/* input ← its convolution over the rows of each sequence; with output RESIDUAL: residual ← residual + the convolution.
+   The last rows come first, because a row reads those before it. */
+void run_convolve(member *self, program *p, const operation *o) {
+    const batch *b = p->batch;
+    work_begin(self, b->sequences * (p->shape.hidden / LANES));
+    for (int unit; (unit = work_next(self)) >= 0;) {
+        const int s = unit % b->sequences, first = unit / b->sequences * LANES;
+        for (int row = b->row_starts[s + 1] - 1; row >= b->row_starts[s]; row--) {
+            float sum[LANES];
+            convolve_row(p, o, row, b->row_starts[s], first, sum);
+            float *out = row_of(p, o->output, row) + first;
+            vf_store(out, o->output == RESIDUAL ? vf_add(vf_load(out), vf_load(sum)) : vf_load(sum));
+        }
     }
 }
 

@@ -349,26 +349,32 @@ class Assembly:
         scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
         program.rotate(layer, *self._rope(layer), scale=scale, norms=norms, epsilon=config.norm_eps)
 
+    def attend(self, layer: int) -> None:
+        """Add the operation of attention, between `project` and the product that ends its branch."""
+        window = self.config.windows[layer] if self.config.windows else 0
+        self.program.attend(layer, window=window, causal=self.causal[layer] if self.causal else True)
+
     def _attention(self, layer: int, prefix: str, source: Buffer, *, normed: bool) -> None:
-        config, program = self.config, self.program
         self.project(layer, source=source, norm=self.pack.vector(prefix + "attn_norm") if normed else None)
-        causal = self.causal[layer] if self.causal else True
-        program.attend(layer, window=config.windows[layer] if config.windows else 0, causal=causal)
+        self.attend(layer)
         self._branch(prefix + "o", prefix + "post_attn_norm", source=Buffer.ATTENDED)
 
     def _mlp(self, prefix: str) -> None:
+        self.gate(prefix, source=Buffer.RESIDUAL, norm=self.pack.vector(prefix + "mlp_norm"))
+        self._branch(prefix + "down", prefix + "post_mlp_norm", source=Buffer.GATED)
+
+    def gate(self, prefix: str, *, source: Buffer, norm: Tensor | None) -> None:
+        """Add the products of the MLP before the one that ends its branch."""
         gate = Epilogue.SILU_GATE if self.config.activation == "silu" else Epilogue.GELU_GATE
-        norm = self.pack.vector(prefix + "mlp_norm")
         parts = [self.pack.matrix(prefix + "gate"), self.pack.matrix(prefix + "up")]
         self.program.linear(
             parts,
-            source=Buffer.RESIDUAL,
+            source=source,
             target=Buffer.GATED,
             epilogue=gate,
             norm=norm,
             epsilon=self.config.norm_eps,
         )
-        self._branch(prefix + "down", prefix + "post_mlp_norm", source=Buffer.GATED)
 
     def _branch(self, name: str, norm: str, *, source: Buffer) -> None:
         """Add the product that ends a branch, and its sum with the residual stream."""

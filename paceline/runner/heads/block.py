@@ -53,6 +53,9 @@ class TorchBlock:
     def pick(self, logits: Tensor, inverse_temperatures: Tensor, keys: Tensor) -> Tensor:
         return pick(logits, inverse_temperatures, keys, ids=self.ids)
 
+    def probability(self, logits: Tensor, place: int) -> float:
+        return float(torch.exp(logits[0, place] - torch.logsumexp(logits[0], dim=0)))
+
     # ── context ──
 
     @torch.inference_mode()
@@ -93,7 +96,7 @@ class TorchBlock:
         if self.config.selector is not None:
             return SelectedRows(self.config.selector, self._weights, states, logits, self.ids.long())
         factors = None if self.config.markov is None else TorchFactors(self._weights)
-        return MarkovRows(self.config, self._weights, factors, states, logits)
+        return MarkovRows(self.config, self._weights, factors, states, logits, logits.argmax(1).tolist())
 
     def _states(self, anchors: Sequence[Anchor], rows: int) -> Tensor:
         """Compute the states [blocks * rows, hidden] after the last norm."""

@@ -8,12 +8,12 @@
 
 A block begins inside the last page of its context where that has room; the rest of its rows are in scratch pages. What
 it leaves in that last page is overwritten when the target's tokens are read. `models.block_config` has the formulas.
-Convolutions (DFlash2) have no compiled operation: such a drafter runs in torch (`runner.heads.block`).
+What tokens of DFlash2 are chosen among is found in torch (`runner.heads.selector`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -26,12 +26,14 @@ from paceline.kernels.cpu.pack import Pack
 from paceline.kernels.cpu.pick import pick
 from paceline.kernels.cpu.product import Product
 from paceline.kernels.cpu.program import Program
-from paceline.models.block_config import BlockConfig
-from paceline.models.block_heads import FLOATS, BlockHead
+from paceline.kernels.quant import Weight
+from paceline.models.block_config import BlockConfig, Convolutions
+from paceline.models.block_heads import BlockHead, is_float
 from paceline.runner.forwards.compiled import Assembly, CompiledForward, Ropes, check_supported, point, shape_of
 from paceline.runner.heads.head_pack import fill, layout_of
 from paceline.runner.heads.markov import MarkovRows
 from paceline.runner.heads.protocol import Anchor, BlockRows
+from paceline.runner.heads.selector import SelectedRows
 from paceline.runner.heads.trees import address_of
 
 MAX_BLOCKS = 16  # blocks of one pass, each with scratch pages
@@ -73,10 +75,16 @@ class CompiledBlock:
         self._blocks = self._block_program()
         self._factors: _CompiledFactors | None = None
         if head.config.markov is not None:
-            self._factors = _CompiledFactors(self._blocks, self._pack, threads=self._threads)
+            rank = head.config.markov.rank
+            self._factors = _CompiledFactors(self._blocks, self._pack, rank=rank, threads=self._threads)
 
     def pick(self, logits: Tensor, inverse_temperatures: Tensor, keys: Tensor) -> Tensor:
         return pick(self._library, self._threads, logits, inverse_temperatures, keys, ids=self.ids)
+
+    def probability(self, logits: Tensor, place: int) -> float:
+        assert logits.dtype == torch.float32, f"logits of {logits.dtype}"
+        assert logits.is_contiguous(), "numbers of logits that are not adjacent"
+        return float(self._library.paceline_probability(logits.data_ptr(), logits.shape[1], place))
 
     # ── context ──
 
@@ -100,9 +108,10 @@ class CompiledBlock:
         program = Program(self._library, self._shape, pack=self._pack, kv=self._memory, threads=self._threads)
         causal = config.causal or (False,) * config.decoder.num_layers
         positions = self._shape.positions
-        return program, Assembly(
-            config.decoder, self._pack, program, positions=positions, ropes=self._ropes, causal=causal
-        )
+        layers = Assembly(config.decoder, self._pack, program, positions=positions, ropes=self._ropes, causal=causal)
+        if config.convolutions is None:
+            return program, layers
+        return program, _ConvolvedLayers(layers, config.convolutions, self._floats)
 
     # ── blocks ──
 
@@ -113,13 +122,17 @@ class CompiledBlock:
     def _some_blocks(self, anchors: Sequence[Anchor]) -> list[BlockRows]:
         rows, first = self.config.rows_for(max(anchor.tokens for anchor in anchors)), 1 - self.config.anchor_first
         drafted = [block * rows + first + i for block, each in enumerate(anchors) for i in range(each.tokens)]
-        logits, states = self._run(anchors, rows, drafted)
-        sizes = [anchor.tokens for anchor in anchors]
-        parts = zip(torch.split(states[drafted], sizes), torch.split(logits, sizes), strict=True)
+        parts = self._run(anchors, rows, drafted)
+        if self.config.selector is not None:
+            ids = self.ids.long()
+            return [SelectedRows(self.config.selector, self._floats, *each[:2], ids) for each in parts]
         return [MarkovRows(self.config, self._floats, self._factors, *both) for both in parts]
 
-    def _run(self, anchors: Sequence[Anchor], rows: int, drafted: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Run a pass; return logits of the `drafted` rows, and the states after the last norm of all rows."""
+    def _run(
+        self, anchors: Sequence[Anchor], rows: int, drafted: Sequence[int]
+    ) -> list[tuple[Tensor, Tensor, list[int]]]:
+        """Run a pass; return of the `drafted` rows of each block the states after the last norm, the logits, and the
+        best of them."""
         batch, count = self._batch(anchors, rows, drafted), len(drafted)
         states = torch.empty((len(batch.tokens), self.config.decoder.hidden_size))
         output = Output(torch.empty((count, len(self.ids))), torch.empty(count, dtype=torch.int32), states=states)
@@ -128,7 +141,9 @@ class CompiledBlock:
         point(pass_, batch, output)
         pass_.lasts = lasts.data_ptr()
         self._blocks.run(pass_)
-        return _scaled(output.logits, self.config), states
+        sizes, logits = [anchor.tokens for anchor in anchors], _scaled(output.logits, self.config)
+        parts = [torch.split(each, sizes) for each in (states[drafted], logits, output.argmax)]
+        return [(states, logits, best.tolist()) for states, logits, best in zip(*parts, strict=True)]
 
     def _batch(self, anchors: Sequence[Anchor], rows: int, drafted: Sequence[int]) -> Batch:
         count = len(anchors)
@@ -170,25 +185,71 @@ class CompiledBlock:
         return program
 
 
-class _CompiledFactors:
-    """Implements Factors."""
+class _ConvolvedLayers(Assembly):
+    """The operations of layers with convolutions around attention and MLP (`runner.heads.convolution`)."""
 
-    def __init__(self, program: Program, pack: Pack, *, threads: int) -> None:
-        self._program = program
+    def __init__(self, layers: Assembly, convolutions: Convolutions, floats: Mapping[str, Weight]) -> None:
+        """`layers`: the same without convolutions. `floats` has the kernels of both sides, [2 * taps, hidden]."""
+        super().__init__(
+            layers.config,
+            layers.pack,
+            layers.program,
+            positions=layers.positions,
+            ropes=layers.ropes,
+            causal=layers.causal,
+        )
+        self._convolutions, self._floats = convolutions, floats
+
+    def layer(self, index: int, *, source: Buffer = Buffer.RESIDUAL, normed: bool = True) -> None:
+        of = f"layers.{index}."
+        self._before(f"{of}attn")
+        self.project(index, source=Buffer.CONVOLVED, norm=None)
+        self.attend(index)
+        self._after(f"{of}attn", f"{of}o", source=Buffer.ATTENDED)
+        self._before(f"{of}mlp")
+        self.gate(of, source=Buffer.CONVOLVED, norm=None)
+        self._after(f"{of}mlp", f"{of}down", source=Buffer.GATED)
+
+    def _before(self, name: str) -> None:
+        """convolved ← convolution of the norm of the residual stream"""
+        config, program, convolved = self.config, self.program, Buffer.CONVOLVED
+        norm = self.pack.vector(f"{name}_norm")
+        program.norm(Buffer.RESIDUAL, convolved, norm, columns=config.hidden_size, epsilon=config.norm_eps)
+        program.linear([self.pack.matrix(f"{name}_conv.kernel")], source=convolved, target=Buffer.DELTAS)
+        program.convolve(convolved, self._sides(name)[0], group=self._convolutions.group, deltas=0)
+
+    def _after(self, name: str, matrix: str, *, source: Buffer) -> None:
+        """residual ← residual + convolution of a product"""
+        self.program.linear([self.pack.matrix(matrix)], source=source, target=Buffer.BRANCH)
+        of = self._convolutions
+        deltas = of.taps * (self.config.hidden_size // of.group)
+        self.program.convolve(Buffer.BRANCH, self._sides(name)[1], group=of.group, deltas=deltas, add=True)
+
+    def _sides(self, name: str) -> tuple[Tensor, Tensor]:
+        base = self._floats[f"{name}_conv.base"]
+        assert isinstance(base, Tensor), f"{name}_conv.base is quantised"
+        before, after = torch.split(base, self._convolutions.taps)
+        return before, after
+
+
+class _CompiledFactors:
+    """Implements Factors. The packed matrices may have more columns than the rank: zeros."""
+
+    def __init__(self, program: Program, pack: Pack, *, rank: int, threads: int) -> None:
+        self._program, self._rank = program, rank
         self._before = pack.matrix("markov.before")
         self._bias = Product(load_library(), pack.matrix("markov.after"), pack=pack, threads=threads)
 
     def before(self, token: int) -> Tensor:
-        return self._program.rows_of(self._before, torch.tensor([token], dtype=torch.int32))
+        return self._program.rows_of(self._before, torch.tensor([token], dtype=torch.int32))[:, : self._rank]
 
-    def bias(self, factor: Tensor) -> Tensor:
-        return self._bias(factor)
+    def biased(self, factor: Tensor, logits: Tensor) -> tuple[Tensor, int]:
+        return logits, self._bias.add(factor, logits)
 
 
 def _compiled(head: BlockHead) -> set[str]:
     """Name the weights that programs read; the others stay in floats."""
-    floats = set(FLOATS) - {"fc"}
-    return {name for name in head.weights if name.removesuffix(".bias") not in floats}
+    return {name for name in head.weights if name == "fc" or not is_float(name.removesuffix(".bias"))}
 
 
 def _scaled(logits: Tensor, config: BlockConfig) -> Tensor:

@@ -9,7 +9,7 @@ confidence = σ(proj [h; e]), or σ(proj h): how likely the row's token is accep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -26,8 +26,9 @@ class Factors(Protocol):
     def before(self, token: int) -> Tensor:
         """Return the factor float32 [1, rank] of the token before."""
 
-    def bias(self, factor: Tensor) -> Tensor:
-        """Return the bias float32 [1, draft vocabulary] of a factor."""
+    def biased(self, factor: Tensor, logits: Tensor) -> tuple[Tensor, int]:
+        """Return logits float32 [1, draft vocabulary] with the bias of a factor, and the place of the best of them.
+        They may have the memory of `logits`."""
 
 
 class TorchFactors:
@@ -39,8 +40,9 @@ class TorchFactors:
     def before(self, token: int) -> Tensor:
         return embed(torch.tensor([token]), self._weights["markov.before"], torch.float32)
 
-    def bias(self, factor: Tensor) -> Tensor:
-        return linear(factor, self._weights["markov.after"]).float()
+    def biased(self, factor: Tensor, logits: Tensor) -> tuple[Tensor, int]:
+        logits = logits + linear(factor, self._weights["markov.after"]).float()
+        return logits, int(logits.argmax())
 
 
 def next_factor(
@@ -66,21 +68,29 @@ class MarkovRows:
         factors: Factors | None,
         states: Tensor,
         logits: Tensor,
+        best: Sequence[int],
     ) -> None:
-        """`states` [rows, hidden] after the last norm, and `logits` [rows, draft vocabulary] without the bias.
-        `weights`: of the gate, the rnn and the confidence. `factors`: None without a markov head."""
+        """`states` [rows, hidden] after the last norm, `logits` [rows, draft vocabulary] without the bias, and the
+        `best` of each row. `weights`: of the gate, the rnn and the confidence. `factors`: None without a markov
+        head."""
         self._config = config
         self._weights = weights
         self._factors = factors
         self._states = states
         self._logits = logits
+        self._best = [*best]
         rank = 0 if config.markov is None else config.markov.rank
         self._memory = states.new_zeros(1, rank)
 
     def logits(self, row: int, before: int) -> Tensor:
-        if self._factors is None:
-            return self._logits[row : row + 1]
-        return self._logits[row : row + 1] + self._factors.bias(self._factor(row, self._factors.before(before)))
+        logits = self._logits[row : row + 1]
+        if self._factors is not None:
+            factor = self._factor(row, self._factors.before(before))
+            logits, self._best[row] = self._factors.biased(factor, logits)
+        return logits
+
+    def best(self, row: int) -> int:
+        return self._best[row]
 
     def confidence(self, row: int, before: int) -> float | None:
         if self._config.confidence is None:

@@ -129,6 +129,9 @@ class BlockRows(Protocol):
     def logits(self, row: int, before: int) -> Tensor:
         """Compute logits float32 [1, draft vocabulary] of the row's token, on the host."""
 
+    def best(self, row: int) -> int:
+        """Return the best output of the row, whose logits have been asked for."""
+
     def confidence(self, row: int, before: int) -> float | None:
         """Estimate how likely the row's token is accepted, if all before it are; None: it has no estimate."""
 
@@ -138,6 +141,9 @@ class BlockForward(StateReader, Outputs, Protocol):
 
     @property
     def kv(self) -> KVMemory: ...
+
+    def probability(self, logits: Tensor, place: int) -> float:
+        """Compute the softmax of logits float32 [1, n] at `place`."""
 
     def blocks(self, anchors: Sequence[Anchor]) -> list[BlockRows]:
         """Run one pass over a block after each anchor, whose context must have been read. The rows of a block are

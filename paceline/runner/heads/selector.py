@@ -38,9 +38,14 @@ class SelectedRows:
         token = torch.tensor([before], device=factors.device)
         left = embed(token, self._weights["selector.before"], factors.dtype)[0] * factors
         right = embed(self._tokens[row], self._weights["selector.after"], factors.dtype)  # [top, rank]
+        edges = self._best.values[row] + (right @ left).float().cpu()  # [top]
         scores = self._logits[row : row + 1] - BEHIND
-        scores[0, self._best.indices[row]] = self._best.values[row] + (right @ left).float().cpu()
+        scores[0, self._best.indices[row]] = edges
+        self._chosen = int(self._best.indices[row, edges.argmax()])
         return scores
+
+    def best(self, row: int) -> int:
+        return self._chosen
 
     def confidence(self, row: int, before: int) -> float | None:
         return None

@@ -13,7 +13,6 @@ import torch
 from paceline.errors import UnsupportedModel
 from paceline.kernels.base import Forward
 from paceline.kernels.kv_tensors import page_bytes
-from paceline.kernels.quant import GROUP
 from paceline.models.block_heads import BlockHead, load_block
 from paceline.models.shapes import random_block
 from paceline.models.weights import weight_bytes
@@ -110,15 +109,9 @@ def _ready(head: BlockHead, read: Callable[[], BlockHead], target: ReadyModel) -
 
 def _fits_kernels(head: BlockHead) -> bool:
     """Return whether the kernels have all operations of the network; if not, say in the log what they lack."""
-    config, why = head.config, ""
-    if config.convolutions is not None or config.selector is not None:
-        why = "its convolutions have no compiled operation"
-    elif config.markov is not None and config.markov.rank % GROUP:
-        why = f"a markov head of rank {config.markov.rank}, not a multiple of {GROUP}"
     try:
-        check_supported(config.decoder)
+        check_supported(head.config.decoder)
     except UnsupportedModel as error:
-        why = str(error)
-    if why:
-        logger.warning("the block drafter runs in torch, which is slower: %s", why)
-    return not why
+        logger.warning("the block drafter runs in torch, which is slower: %s", error)
+        return False
+    return True

@@ -45,6 +45,12 @@ class Scripted:
         logits[0, row + 1] = self.sharp
         return logits
 
+    def best(self, row: int) -> int:
+        return row + 1
+
+    def probability(self, logits: Tensor, place: int) -> float:
+        return float(logits[0].softmax(0)[place])
+
     def confidence(self, row: int, before: int) -> float | None:
         return None if self.own is None else self.own[row]
 

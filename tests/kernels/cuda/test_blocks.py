@@ -20,6 +20,7 @@ from paceline.runner.heads.block import TorchBlock
 from paceline.runner.heads.cuda_block import CudaBlock, check_on_cuda
 from paceline.runner.heads.protocol import Anchor
 from paceline.runner.heads.selector import BEHIND
+from paceline.runner.loading.blocks import ReadyBlock
 from paceline.runner.rounds.device_state import DeviceState
 from tests.block_heads import random_block
 from tests.kernels.cuda.conftest import ON_GPU
@@ -45,6 +46,8 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "vanilla": {"markov": Markov("vanilla", 8), "anchor_first": True, "layers": 1},
     "gated": {"markov": Markov("gated", 8), "layers": 1},
     "rnn": {"markov": Markov("rnn", 8), "layers": 1},
+    "odd rank": {"markov": Markov("vanilla", 7), "anchor_first": True, "layers": 1},
+    "odd rank, rnn": {"markov": Markov("rnn", 21), "layers": 1},
     "convolutions": {"convolutions": Convolutions(2, 16)},
     "choice": {"selector": Selector(8, 6), "layers": 1},
     "DFlash2": {"convolutions": Convolutions(3, 8), "selector": Selector(8, 5), "draft_vocab": 61},
@@ -211,8 +214,11 @@ def test_the_largest_pass_allocates_every_buffer(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_networks_without_launches_are_refused(options: dict[str, Any], message: str) -> None:
+    head = network(**options)
+    ready = ReadyBlock(head, lambda: pytest.fail("its weights are read"), compiled=False, shared_bytes=0)
+    target = cuda_forward(TARGET, num_pages=PAGES).decoder
     with pytest.raises(UnsupportedModel, match=f"has {message}.*run on a CPU only"):
-        check_on_cuda(network(**options).config)
+        ready.on_cuda(target, max_context=32)
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 6}, {"causal": (True, False)}, {"block_size": 64}])
