@@ -21,7 +21,7 @@ from paceline.runner.forwards.compiled import CompiledForward, check_supported, 
 from paceline.runner.heads.block import TorchBlock
 from paceline.runner.heads.compiled_block import CompiledBlock
 from paceline.runner.heads.protocol import BlockForward
-from paceline.runner.loading.heads import context_note, output_bytes
+from paceline.runner.loading.heads import context_note, mask_note, output_bytes
 from paceline.runner.loading.memory import memory_for
 from paceline.runner.loading.models import ReadyModel
 
@@ -97,14 +97,15 @@ def shape_of_block(target: ReadyModel) -> ReadyBlock:
 
 def _ready(head: BlockHead, read: Callable[[], BlockHead], target: ReadyModel) -> ReadyBlock:
     """Choose how a block drafter runs. `head` may be without data; `read` reads it."""
-    compiled = target.has_whole_program and _fits_kernels(head)
+    compiled, config = target.has_whole_program and _fits_kernels(head), head.config
+    notes = [*config.notes, context_note(config.decoder, target), mask_note(config.mask_token, target)]
     return ReadyBlock(
         head.quantised() if compiled else head.in_floats(),
         lambda: read().quantised() if compiled else read().in_floats(),
         compiled=compiled,
         shared_bytes=0 if "head" in head.weights else output_bytes(target),
         dtype=torch.float32 if target.decoder is None else torch.bfloat16,
-        note=context_note(head.config.decoder, target),
+        note="; ".join(filter(None, notes)),
     )
 
 

@@ -171,7 +171,7 @@ def read_eagle(directory: Path, target: ReadyModel, *, format: str, load: LoadHe
 
 def _note(head: EagleHead, target: ReadyModel) -> str:
     """Say what a user of this head beside this target should know, here and in the log."""
-    notes = [context_note(head.config.decoder, target)]
+    notes = [*head.config.notes, context_note(head.config.decoder, target), mask_note(head.config.mask_token, target)]
     if head.config.mask_token is not None and target.decoder is not None:
         notes.append("on a GPU P-EAGLE takes one pass a token, not one a draft")
         logger.warning("the head: %s", notes[-1])
@@ -186,6 +186,13 @@ def context_note(layers: ModelConfig, target: ReadyModel) -> str:
     note = f"trained for {context} tokens of context, the target's {longest}: acceptance may fall beyond"
     logger.warning("the head: %s", note)
     return note
+
+
+def mask_note(token: int | None, target: ReadyModel) -> str:
+    """Say that drafted positions read a row of the embedding that is no token of the target, as published heads do."""
+    if token is None or target.tokenizer is None or token < target.tokenizer.vocab_size:
+        return ""
+    return f"its mask {token} is a padding row of the embedding, behind the {target.tokenizer.vocab_size} tokens"
 
 
 def output_bytes(target: ReadyModel) -> int:
