@@ -61,6 +61,12 @@ class ReadyBlock:
         return page_bytes(layers.num_layers, layers.num_kv_heads, layers.head_dim, self.dtype)
 
     @property
+    def own_bytes(self) -> int:
+        """Bytes of its weights in memory."""
+        stored = sum(map(weight_bytes, self.head.weights.values()))
+        return stored if self.compiled else stored * self.dtype.itemsize // torch.float32.itemsize
+
+    @property
     def pass_bytes(self) -> int:
         """Bytes of weights that a draft pass reads: all but `fc`, and but rows of the matrices that tokens look up."""
         looked_up = ("embed", "fc", "markov.before", "selector.before", "selector.after")

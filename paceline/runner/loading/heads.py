@@ -78,6 +78,12 @@ class ReadyHead:
         return page_bytes(layers.num_layers, layers.num_kv_heads, layers.head_dim, self.dtype)
 
     @property
+    def own_bytes(self) -> int:
+        """Bytes of its weights in memory."""
+        stored = sum(map(weight_bytes, self.head.weights.values()))
+        return stored if self.compiled else stored * self.dtype.itemsize // torch.float32.itemsize
+
+    @property
     def pass_bytes(self) -> int:
         """Bytes of weights that a draft pass reads: all but `fc` and the embedding, of which it reads a few rows."""
         own = sum(weight_bytes(weight) for name, weight in self.head.weights.items() if name not in ("embed", "fc"))
