@@ -1,4 +1,4 @@
-"""A draft model that knows less context than the target drafts up to its end, says so, and leaves the rest to others."""
+"""A draft model that knows less context than the target drafts up to its end, and says so."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pytest
 from paceline.drafters.base import Drafter
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.registry import BuildContext
+from paceline.kernels.base import Batch, Output
 from paceline.llm import LLM
 from paceline.types import OFF, Request, SamplingParams, Speculation
 from tests.cli.tiny_model import write_model
-from tests.rig import build
+from tests.rig import DEVICE_RIGS, build
 from tests.runs import prompt, run
 from tests.toy import ToyForward
 
@@ -64,31 +65,49 @@ def test_others_go_on_behind_it(folders: dict[str, Path]) -> None:
     assert all(guard.fault is None for guard in llm.engine.drafters.values())
 
 
+def short_drafter(context: BuildContext, forward: ToyForward) -> Drafter:
+    return ModelDrafter(
+        forward,
+        lanes=context.lanes,
+        pool=context.pool,
+        vocab_size=context.vocab_size,
+        chunk=32,
+        min_confidence=0,
+        max_context=SHORT,
+    )
+
+
+def asked(tokens: int) -> list[Request]:
+    params = SamplingParams(max_tokens=50)
+    return [Request(id=str(i), prompt=prompt(tokens + i, seed=i), sampling=params) for i in range(3)]
+
+
+def test_a_device_stops_there_too() -> None:
+    """The drafter of the rounds has the limit of the one on the host, from which it was made."""
+
+    def make(context: BuildContext, backend: str) -> Drafter:
+        return short_drafter(context, ToyForward(num_pages=context.pool.num_pages))
+
+    told = run(build("toy", {"model": make}, on_device={"model": DEVICE_RIGS["good"]}), asked(10))
+    plain = run(build("toy"), asked(10))
+    assert {key: each.tokens for key, each in told.items()} == {key: each.tokens for key, each in plain.items()}
+    assert all(0 < each.stats.drafted <= 2 * SHORT for each in told.values())
+    assert all("drafter model knows 40" in str(each.stats.off_reason) for each in told.values())
+
+
 @pytest.mark.parametrize("tokens", [5, 20, 34])
 def test_no_position_behind_its_context_is_computed(tokens: int) -> None:
     positions: list[int] = []
 
     class Watched(ToyForward):
-        def __call__(self, batch):  # type: ignore[no-untyped-def]
+        def __call__(self, batch: Batch) -> Output:
             positions.extend(batch.positions.tolist())
             return super().__call__(batch)
 
     def make(context: BuildContext, backend: str) -> Drafter:
-        return ModelDrafter(
-            Watched(num_pages=context.pool.num_pages),
-            lanes=context.lanes,
-            pool=context.pool,
-            vocab_size=context.vocab_size,
-            chunk=32,
-            min_confidence=0,
-            max_context=SHORT,
-        )
+        return short_drafter(context, Watched(num_pages=context.pool.num_pages))
 
-    rig = build("toy", {"model": make})
-    asked = [
-        Request(id=str(i), prompt=prompt(tokens + i, seed=i), sampling=SamplingParams(max_tokens=50)) for i in range(3)
-    ]
-    told = run(rig, asked)
+    told = run(build("toy", {"model": make}), asked(tokens))
     assert max(positions) < SHORT
     assert max(positions) >= SHORT - 3, "it drafts up to there"
     assert all("drafter model knows 40" in str(each.stats.off_reason) for each in told.values())
