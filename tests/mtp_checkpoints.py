@@ -177,6 +177,8 @@ class PlainMtp:
         parts = (names.token, names.hidden, names.proj, names.final, names.layer)
         self.tensors = {name: tensor for name, tensor in found.items() if name.startswith(parts)}
         self.names, self.hidden_first, self.target = names, hidden_first, target
+        self.embedding = found.get("embed_tokens.weight", target.embedding)
+        self.output = found.get("lm_head.weight", target.output)
 
     def draft(self, tokens: Sequence[int], count: int) -> list[int]:
         """The greedy draft after these tokens."""
@@ -184,14 +186,14 @@ class PlainMtp:
         following, found = list(tokens[1:]), list[int]()
         for _ in range(count):
             outputs = self.outputs(states, following)
-            found.append(int((self.target.output @ outputs[-1]).argmax()))
+            found.append(int((self.output @ outputs[-1]).argmax()))
             states, following = torch.cat([states, outputs[-1:]]), [*following, found[-1]]
         return found
 
     def outputs(self, states: Tensor, following: Sequence[int], rows: Rows | None = None) -> Tensor:
         """The normed outputs of rows: what the output layer reads, and the next row's state."""
         get, names = self.tensors.__getitem__, self.names
-        embedded = rms(self.target.embedding[list(following)], get(names.token))
+        embedded = rms(self.embedding[list(following)], get(names.token))
         hidden = rms(states, get(names.hidden))
         pair = [hidden, embedded] if self.hidden_first else [embedded, hidden]
         x = torch.cat(pair, dim=1) @ get(names.proj).T
@@ -209,7 +211,7 @@ class PlainMtp:
             for turn in range(1, turns + 1):
                 outputs = self.outputs(given, following[: turn * count], Rows.of(count, turn))
                 given = torch.cat([given, outputs[-count:]])
-            return torch.nn.functional.cross_entropy(outputs @ self.target.output.T, wanted)
+            return torch.nn.functional.cross_entropy(outputs @ self.output.T, wanted)
 
         fit([tensor.requires_grad_() for tensor in self.tensors.values()], loss, steps=steps)
         self.tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}

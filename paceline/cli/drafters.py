@@ -5,8 +5,9 @@ paceline drafters ./model.gguf --in ~/models
 paceline drafters ./model.gguf --in ~/models --measure
 paceline drafters smollm2 --results docs/results/drafters.jsonl --json
 
-Lists heads that come with Paceline, layers in the checkpoint, models on this disk, models and heads in a directory, and
-lookups. Only headers of files are read. Speeds are those of stored results; --measure runs a short study of each pair.
+Lists heads that come with Paceline, layers in the checkpoint, models on this disk, models and heads in a directory,
+lookups, and what can be trained. What cannot be used has a line that says why. Only headers of files are read. Speeds
+are those of stored results, or of those that come with Paceline; --measure runs a short study of each pair.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ def _found(args: Namespace) -> list[Available]:
 
 
 def _pairs(args: Namespace, found: list[Available]) -> dict[str, dict[str, Any]]:
-    words = [each.drafter for each in found if each.why_not is None and each.origin != "to be trained"]
+    from paceline.tune.available import UNTRAINED
+
+    words = [each.drafter for each in found if each.why_not is None and each.origin != UNTRAINED]
     judged = [each for each in words if each not in UNMEASURED and "," not in each]
     told = pairs_of(args, asked={**ASKED, "candidates": ",".join(judged)})
     return {pair["drafter"]: pair for pair in told}

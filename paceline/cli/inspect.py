@@ -223,9 +223,7 @@ def _drafter(made: Recipe, target: ReadyModel) -> Facts:
         "why": made.how,
         "vocabulary": vocabulary_share(made, target),
         "parameters": sum(part.parameters for part in parts),
-        "weight_bytes": sum(part.bytes for part in parts)
-        if made.model
-        else made.pass_bytes,  # a copy of the target has weights of its own
+        "weight_bytes": made.own_bytes,
     }
 
 

@@ -102,6 +102,7 @@ class Drafter(ABC):
     shares_kv: bool = False  # drafts on the target's KV memory: it must hold all committed tokens but the last one
     unfit: str | None = None  # why its drafts cannot pay here, so that it is never asked; None: they may
     hears_logits: bool = False  # hears what the target said after each step of its sequences; only on the host
+    max_context: int | None = None  # tokens of a sequence behind which it drafts nothing; None: as many as the target
     taps: Sequence[int] = ()  # places of the target whose hidden states it reads (`kernels.base`): a FeatureDrafter
 
     def start(self, key: int, lane: int, tokens: np.ndarray) -> None:

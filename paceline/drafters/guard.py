@@ -46,6 +46,7 @@ class Guard:
     def __init__(self, drafter: Drafter, *, vocab_size: int, timeout: float) -> None:
         self.name = drafter.name
         self.max_draft = drafter.max_draft
+        self.max_context = drafter.max_context
         self.out: str | None = drafter.unfit  # why this drafter is no longer asked
         self.fault: str | None = None  # what it did wrong when it last failed; None: it never failed
         self.memory: Callable[[], int] | None = None  # bytes of this process; None: nobody watches the memory

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask, Drafter
-from paceline.drafters.bridge.recipe import bridged_recipe, find_bridge
+from paceline.drafters.bridge.recipe import SHORT, bridged_recipe, find_bridge
 from paceline.drafters.chain_drafting import ChainDrafting, divide_rows
 from paceline.drafters.draft_in_progress import DraftInProgress
 from paceline.drafters.masked_drafting import MaskedDrafting
@@ -84,17 +84,20 @@ class ModelDrafter(Drafter):
         branches: int = 2,
         min_confidence: float | None = None,
         mask: int | None = None,
+        max_context: int | None = None,
     ) -> None:
         """`pool` None: `forward` shares the target's KV memory. `vocab_size`: the target's. `chunk`: most rows in the
         first pass of a round. `branches`: tokens of a compiled model that may follow one. A draft ends early once the
         probability that all of it is right falls below `min_confidence`; None: once one more token does not pay. A
-        request's `p_min` replaces either. `mask`: the token of drafted positions of a PARD model."""
+        request's `p_min` replaces either. `mask`: the token of drafted positions of a PARD model.
+        `max_context`: tokens that it knows, drafts included, if they are fewer than the target's."""
         if max_draft < 1 or not (min_confidence is None or 0 <= min_confidence <= 1):
             raise InvalidRequest(f"max_draft {max_draft} must be at least 1, min_confidence {min_confidence} in [0, 1]")
         if not 1 <= branches <= WIDTH_MAX:
             raise InvalidRequest(f"branches {branches} must be 1, for chains, to {WIDTH_MAX}")
         self.name = name
         self.max_draft = max_draft
+        self.max_context = max_context
         self.shares_kv = pool is None
         self.ends_drafts = min_confidence is None  # with a fixed one, drafts do not follow prices
         self.forward = forward
@@ -116,7 +119,7 @@ class ModelDrafter(Drafter):
         self._states[key] = _State(self._reader.start(pages, len(tokens) - 1))
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        ready = self._catch_up(asks)
+        ready = self._catch_up(asks if self.max_context is None else self._within(asks, self.max_context))
         if not ready:
             return [EMPTY] * len(asks)
         able, shares = [ask for ask, _ in ready], [share for _, share in ready]
@@ -148,6 +151,12 @@ class ModelDrafter(Drafter):
         if behind:
             self.compute([share for _, share in behind])
         return ready
+
+    @staticmethod
+    def _within(asks: Sequence[Ask], context: int) -> list[Ask]:
+        """Return the asks whose text leaves room for a draft in the context, for drafts that fit into it. Text behind
+        it is never read."""
+        return [ask.within(context - len(ask.tokens)) for ask in asks if len(ask.tokens) < context]
 
     def _by(self, asks: Sequence[Ask]) -> TreeDrafting | ChainDrafting | MaskedDrafting:
         """Choose the way to draft for these asks."""
@@ -238,11 +247,15 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
 
 def recipe_of(ready: ReadyModel, target: ReadyModel, given: Mapping[str, Any], *, kind: str = "model") -> Recipe:
     """Make the recipe of a model with KV memory of its own."""
+    own, longest = ready.model.config.max_context, target.model.config.max_context
+    short = f"; drafts within its {own} tokens of context, the target has {longest}" if own < longest else ""
 
     def build(context: BuildContext) -> Drafter:
         forward = ready.forward(
             num_pages=context.pool.num_pages, threads=context.threads, max_context=context.max_context
         )
+        if own < context.max_context:
+            logger.warning(SHORT, ready.name, own, context.max_context)
         return ModelDrafter(
             forward,
             lanes=context.lanes,
@@ -250,6 +263,7 @@ def recipe_of(ready: ReadyModel, target: ReadyModel, given: Mapping[str, Any], *
             vocab_size=context.vocab_size,
             chunk=context.max_step_tokens,
             name=kind,
+            max_context=own if own < context.max_context else None,
             **given,
         )
 
@@ -260,7 +274,7 @@ def recipe_of(ready: ReadyModel, target: ReadyModel, given: Mapping[str, Any], *
     return Recipe(
         name=kind,
         build=build,
-        how=ready.why,
+        how=f"{ready.why}{short}",
         page_bytes=ready.page_bytes,
         pass_bytes=ready.pass_bytes,
         one_pass="mask" in given,
@@ -274,7 +288,9 @@ def recipe_of(ready: ReadyModel, target: ReadyModel, given: Mapping[str, Any], *
 def _read(name: str, target: ReadyModel, format: Format, progress: Progress | None) -> ReadyModel:
     """Read the model; `shape:NAME` has random weights."""
     if name.startswith("shape:"):
-        return ready_shape(name[6:], format=format, device=target.device, kv_format=target.kv_format, seed=1)
+        return ready_shape(
+            name[6:], format=format, device=target.device, kv_format=target.kv_format, seed=1, beside=target
+        )
     return read_model(
         name,
         format=format,

@@ -11,14 +11,16 @@ in `drafters.eagle`.
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 from paceline.drafters.eagle import recipe_of
 from paceline.drafters.recipe import Recipe
 from paceline.drafters.shipped import HEAD_OPTIONS, head_directory, options_of_head
 from paceline.errors import InvalidRequest, PacelineError
+from paceline.models.load import open_model
 from paceline.models.mtp import check_mtp, has_mtp, load_mtp
 from paceline.models.resolve import resolve
-from paceline.models.weights import Progress
+from paceline.models.weights import Progress, TensorSource
 from paceline.runner.loading.heads import read_eagle
 from paceline.runner.loading.models import ReadyModel
 
@@ -37,7 +39,15 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
             f"the drafter {NAME} reads the head in a directory of safetensors, and {target.name} is none; name a head "
             f"that was trained for it: {NAME}:PATH"
         )
-    return recipe_of(NAME, read_eagle(directory, target, format=format, load=load_mtp), target, given)
+    load = partial(load_mtp, beside=None if inside else files_of(target))
+    return recipe_of(NAME, read_eagle(directory, target, format=format, load=load), target, given)
+
+
+def files_of(target: ReadyModel) -> TensorSource | None:
+    """Return the files of a target; None: it has random weights."""
+    if target.stored is not None:
+        return target.stored.source
+    return open_model(str(target.model.path)).source if target.model.path.exists() else None
 
 
 def in_checkpoint(target: str | ReadyModel, progress: Progress | None) -> list[str]:

@@ -51,6 +51,7 @@ class Recipe:
     how: str = "runs on the host"  # how it drafts, in words
     page_bytes: int = 0  # bytes of its own KV memory for one page
     pass_bytes: int = 0  # bytes of weights that one draft pass reads
+    weight_bytes: int | None = None  # bytes of weights of its own in memory; None: see `own_bytes`
     one_pass: bool = False  # a draft takes one pass, however long it is
     lane_bytes: int = 0  # bytes of a GPU that it needs for each sequence, beside pages
     taps: Sequence[int] = ()  # places of the target whose hidden states it reads
@@ -58,6 +59,13 @@ class Recipe:
     model: ReadyModel | None = None
     on_device: OnDevice | None = None  # None: only the host can run it
     profile: Callable[[int, int], None] | None = None  # (rows, rows with logits) → run the largest pass on the device
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of memory for weights that the target does not have: those of a model, else those that a pass reads."""
+        if self.weight_bytes is not None:
+            return self.weight_bytes
+        return self.pass_bytes if self.model is None else sum(part.bytes for part in self.model.parts)
 
 
 MakeRecipe = Callable[[str, ReadyModel, Progress | None], Recipe]

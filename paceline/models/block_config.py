@@ -18,14 +18,15 @@ A config with a feature that is not listed here raises UnsupportedModel. Tensors
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from paceline.errors import InvalidRequest, UnsupportedModel
 from paceline.models.config import ModelConfig
-from paceline.models.eagle_config import MAX_LAYERS, check_target, layer_windows
+from paceline.models.eagle_config import LAYERS, MAX_LAYERS, SIZES, check_target, layer_types, layer_windows
 from paceline.models.fields import Fields
 from paceline.models.hf_config import config_from_hf
+from paceline.models.speculators_config import TYPE, published_notes
 
 Kind = Literal["DFlash", "DSpark", "DFlash2"]
 MarkovKind = Literal["vanilla", "gated", "rnn"]
@@ -49,7 +50,15 @@ REFUSED: dict[str, tuple[object, str]] = {  # key → the value that changes not
     "dspark_backbone_conv_enabled": (False, "convolutions in a DSpark backbone"),
     "draft_adapter_rank": (0, "an adapter before the output layer"),
     "use_aux_hidden_state": (True, "drafting without hidden states"),
+    "pure_draft_prefix_len": (1, "tokens of a block without its head"),
 }
+CONFIDENCE = ("enable_confidence_head", "use_confidence_head")  # two names of one flag
+ALIKE = (  # further pairs of keys that mean the same
+    CONFIDENCE,
+    ("output_multiplier", "logit_scale"),
+    ("sample_from_anchor", "shift_label"),
+    ("is_causal", "causal"),
+)
 OUTPUT_IDS, INPUT_IDS = "target_layer_ids", "aux_hidden_state_layer_ids"
 MAX_BLOCK = 256  # rows
 
@@ -98,6 +107,7 @@ class BlockConfig:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     softcap: float = 0.0  # logits are softcap * tanh(logits / softcap); 0: as they are
+    notes: tuple[str, ...] = field(default=(), compare=False, repr=False)  # what its publisher says of its use
 
     @property
     def width(self) -> int:
@@ -141,7 +151,10 @@ def block_config(values: Mapping[str, Any], target: ModelConfig, *, source: str)
     fields = _merged(values, source)
     kind = _kind(fields)
     _refuse(fields)
-    inner = Fields(fields.inner("transformer_layer_config").values or fields.values, source=source)
+    layers = fields.inner(LAYERS[0])
+    for key in (*SIZES, "block_size", "mask_token_id") if layers.values else ():
+        fields.agree(key, layers, key, inside=LAYERS[0])
+    inner = Fields(layers.values or fields.values, source=source)
     decoder, causal = _decoder(inner, fields, kind)
     check_target(
         fields.integer("target_hidden_size", decoder.hidden_size, high=1 << 17), decoder.vocab_size, target, source
@@ -159,6 +172,7 @@ def block_config(values: Mapping[str, Any], target: ModelConfig, *, source: str)
         embedding_scale=fields.number("input_embedding_scale", 1.0),
         logit_scale=fields.number("output_multiplier", fields.number("logit_scale", 1.0)),
         softcap=fields.number("final_logit_softcapping", 0.0, low=0.0),
+        notes=published_notes(fields, target),
     )
     if config.longest < 1:
         raise fields.error("block_size", "is 1, of which nothing is drafted; allowed: 2 or more, or sample_from_anchor")
@@ -169,14 +183,22 @@ def block_config(values: Mapping[str, Any], target: ModelConfig, *, source: str)
 
 
 def _merged(values: Mapping[str, Any], source: str) -> Fields:
-    """Return the fields with those of `dflash_config` beside them, which win."""
-    return Fields({**values, **Fields(values, source=source).inner("dflash_config").values}, source=source)
+    """Return the fields with those of `dflash_config` beside them; raise if a key has two values."""
+    outer = Fields(values, source=source)
+    inner = outer.inner("dflash_config")
+    for key in inner.values:
+        outer.agree(key, inner, key, inside="dflash_config")
+    given = {key: value for key, value in inner.values.items() if value is not None}
+    fields = Fields({**values, **given}, source=source)
+    for key, other in ALIKE:
+        fields.agree(key, fields, other)
+    return fields
 
 
 def _names(values: Mapping[str, Any]) -> list[str]:
     names = values.get("architectures")
     first = names[:1] if isinstance(names, list) else []
-    return [str(name) for name in (values.get("speculators_model_type"), *first) if name is not None]
+    return [str(name) for name in (values.get(TYPE), *first) if name is not None]
 
 
 def _relative(values: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -195,7 +217,7 @@ def _kind(fields: Fields) -> Kind:
             f"supported: {', '.join(get_args(Kind))}"
         )
     names = _names(fields.values)
-    speculators = fields.get("speculators_model_type")
+    speculators = fields.get(TYPE)
     kind = SPECULATORS.get(names[0]) if speculators is not None else ARCHITECTURES.get(names[0] if names else "")
     if kind is None:
         raise UnsupportedModel(
@@ -213,9 +235,16 @@ def _refuse(fields: Fields) -> None:
 
 
 def _anchor_first(fields: Fields, kind: Kind) -> bool:
-    """Read the layout. DSpark's own checkpoints do not say it: they begin with the anchor."""
-    default = kind == "DSpark" and fields.get("speculators_model_type") is None
-    return fields.flag("sample_from_anchor", fields.flag("shift_label", default))
+    """Read the layout. DSpark's own checkpoints do not say it: they begin with the anchor. `dspark_bonus_anchor`, of
+    checkpoints converted for vLLM, is the opposite of `sample_from_anchor`."""
+    default = kind == "DSpark" and fields.get(TYPE) is None
+    bonus = fields.get("dspark_bonus_anchor")
+    if bonus is not None:
+        default = not fields.flag("dspark_bonus_anchor", False)
+    first = fields.flag("sample_from_anchor", fields.flag("shift_label", default))
+    if bonus is not None and first is not default:
+        raise fields.error("dspark_bonus_anchor", f"is {bonus}, the opposite of what sample_from_anchor must be")
+    return first
 
 
 # ── layers ──
@@ -233,7 +262,7 @@ def _decoder(inner: Fields, fields: Fields, kind: Kind) -> tuple[ModelConfig, tu
         "use_sliding_window": False,
         "tie_word_embeddings": False,
     }
-    types = _layer_types(inner, count)
+    types = layer_types(inner, count)
     causal = _causal([each == "sliding_attention" for each in types], fields, kind)
     if fields.flag("use_swa", False) and "sliding_attention" not in types:
         types = ["sliding_attention"] * count
@@ -242,21 +271,12 @@ def _decoder(inner: Fields, fields: Fields, kind: Kind) -> tuple[ModelConfig, tu
     return replace(config_from_hf(shape, source=inner.source), windows=layer_windows(said, count)), causal
 
 
-def _layer_types(fields: Fields, count: int) -> list[Any]:
-    """Return `layer_types`, or what Qwen3's config makes of its other fields."""
-    given = fields.get("layer_types")
-    if given is not None:
-        return given if isinstance(given, list) else [given]
-    first = fields.integer("max_window_layers", 28, low=0) if fields.flag("use_sliding_window", False) else count
-    return ["full_attention" if index < first else "sliding_attention" for index in range(count)]
-
-
 def _causal(sliding: list[bool], fields: Fields, kind: Kind) -> tuple[bool, ...]:
     """Tell which layers are causal inside the block: by default those that `layer_types` gives a window."""
     for key in ("is_causal", "causal"):
         if fields.get(key) is not None:
             return (fields.flag(key, False),) * len(sliding)
-    both_ways = kind == "DFlash2" and fields.get("speculators_model_type") is not None
+    both_ways = kind == "DFlash2" and fields.get(TYPE) is not None
     if fields.flag("sliding_window_non_causal", both_ways):
         return (False,) * len(sliding)
     return tuple(sliding)
@@ -282,12 +302,19 @@ def _taps(fields: Fields, target: ModelConfig) -> tuple[int, ...]:
             f"{fields.source}: num_target_layers is {published}, the target has {layers} layers; take a drafter that "
             "was trained for this target"
         )
-    key, first = (INPUT_IDS, 0) if fields.get(INPUT_IDS) is not None else (OUTPUT_IDS, -1)
+    inputs = _entered(fields, INPUT_IDS, 0, layers) if fields.get(INPUT_IDS) is not None else None
+    outputs = _entered(fields, OUTPUT_IDS, -1, layers) if inputs is None or fields.get(OUTPUT_IDS) is not None else None
+    if inputs and outputs and inputs != outputs:
+        raise fields.error(INPUT_IDS, f"is {inputs}, but {OUTPUT_IDS} is {outputs} by that count; keep the right one")
+    return tuple(layers + 1 if tap == layers else tap for tap in inputs or outputs or ())
+
+
+def _entered(fields: Fields, key: str, first: int, layers: int) -> list[int]:
+    """Read ids that count from `first`, as layers that a state enters."""
     given, last = fields.get(key), layers + first
     if not isinstance(given, list) or not given or not all(type(i) is int and first <= i <= last for i in given):
         raise fields.error(key, f"is {given!r:.100}; needed: a list of the target's layers, from {first} to {last}")
-    entered = [layer - first for layer in given]
-    return tuple(layers + 1 if tap == layers else tap for tap in entered)
+    return [layer - first for layer in given]
 
 
 # ── heads ──
@@ -300,7 +327,7 @@ def _with_markov(config: BlockConfig, fields: Fields) -> BlockConfig:
     if rank and kind not in kinds:
         raise UnsupportedModel(f"{fields.source}: markov_head_type {kind!r:.50}; supported: {', '.join(kinds)}")
     markov = Markov(kinds[kind], rank) if rank else None
-    if not fields.flag("enable_confidence_head", fields.flag("use_confidence_head", False)):
+    if not fields.flag(CONFIDENCE[0], fields.flag(CONFIDENCE[1], False)):
         return replace(config, markov=markov)
     tokens = fields.flag("confidence_head_with_markov", False)
     if tokens and markov is None:
@@ -314,6 +341,10 @@ def _with_selector(config: BlockConfig, fields: Fields) -> BlockConfig:
     if config.markov is not None:
         raise UnsupportedModel(
             f"{fields.source}: DFlash2 with a markov head (markov_rank), which Paceline does not know"
+        )
+    if config.confidence is not None:
+        raise UnsupportedModel(
+            f"{fields.source}: DFlash2 with a confidence head ({CONFIDENCE[0]}), which Paceline does not know"
         )
     hidden = config.decoder.hidden_size
     group = fields.integer("conv_group_size", 16, high=hidden)

@@ -22,13 +22,14 @@ are read in `models.mtp`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from paceline.errors import InvalidRequest, UnsupportedModel, VocabularyMismatch
 from paceline.models.config import ModelConfig
 from paceline.models.fields import Fields
 from paceline.models.hf_config import PARALLEL, config_from_hf
+from paceline.models.speculators_config import TYPE, published_notes
 
 Kind = Literal["EAGLE-1", "EAGLE-3", "P-EAGLE", "MTP"]
 ARCHITECTURES: dict[str, Kind] = {
@@ -45,6 +46,13 @@ ARCHITECTURES: dict[str, Kind] = {
     "EagleSpeculator": "EAGLE-1",
 }
 SPECULATORS: dict[str, Kind] = {"eagle": "EAGLE-1", "eagle3": "EAGLE-3", "peagle": "P-EAGLE"}
+QWEN3 = ("Qwen3ForCausalLMEagle3", "Eagle3Qwen3ForCausalLM")  # their layers norm queries and keys
+LAYERS = ("transformer_layer_config", "model")  # keys under which the config of the layers may stand
+SIZES = (  # keys of that config that may stand at the top level, too
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "vocab_size", "rms_norm_eps", "rope_theta", "sliding_window", "layer_types"),
+)
+FLAGS = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm", "parallel_drafting")
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 MASK_KEYS = ("mask_token_id", *PARALLEL)  # names of the token of drafted positions
 MAX_LAYERS = 16
@@ -71,6 +79,7 @@ class EagleConfig:
     norm_output: bool = False  # the next position gets norm(y), not y
     mask_token: int | None = None  # token of drafted positions in P-EAGLE
     modules: int = 1  # modules of MTP in the file; the first drafts every token
+    notes: tuple[str, ...] = field(default=(), compare=False, repr=False)  # what its publisher says of its use
 
     @property
     def width(self) -> int:
@@ -118,6 +127,8 @@ def eagle_config(
 ) -> EagleConfig:
     """Read a config. `has` tells whether the head's file has a tensor, by the name of `models.heads`."""
     fields = Fields(values, source=source)
+    for key in FLAGS:
+        fields.agree(key, fields.inner("eagle_config"), key, inside="eagle_config")
     kind = _kind(fields, fused=has("fc.weight"))
     decoder = _decoder(fields, has)
     config = EagleConfig(
@@ -126,9 +137,10 @@ def eagle_config(
         target_hidden_size=fields.integer("target_hidden_size", decoder.hidden_size, high=1 << 17),
         taps=(target.num_layers,) if kind == "EAGLE-1" else _taps(fields, target),
         kind=kind,
-        norm_first=_flag(fields, "norm_before_residual", fields.get("speculators_model_type") is not None),
+        norm_first=_flag(fields, "norm_before_residual", fields.get(TYPE) is not None),
         norm_output=_flag(fields, "norm_output", False),
         mask_token=_mask_token(fields, decoder.vocab_size) if kind == "P-EAGLE" else None,
+        notes=published_notes(fields, target),
     )
     config = _with_feature_norms(config, fields)
     _check_kind(config, fields)
@@ -138,9 +150,8 @@ def eagle_config(
 
 
 def _kind(fields: Fields, *, fused: bool) -> Kind:
-    names = fields.get("architectures") or []
-    name = names[0] if isinstance(names, list) and names else None
-    speculators = fields.get("speculators_model_type")
+    name = _architecture(fields)
+    speculators = fields.get(TYPE)
     kind = ARCHITECTURES.get(str(name)) if speculators is None else SPECULATORS.get(str(speculators))
     if kind is None and speculators is None and (fields.get("model_type") == "eagle" or (_is_plain(name) and fused)):
         kind = "EAGLE-1"  # published under the name of its one decoder layer; `fc` tells it from a whole model
@@ -150,7 +161,20 @@ def _kind(fields: Fields, *, fused: bool) -> Kind:
             f"{fields.source}: {speculators or name!r:.100} is no EAGLE head; {hint}supported: "
             f"{', '.join(ARCHITECTURES)}, or a speculators_model_type of {', '.join(SPECULATORS)}"
         )
-    return "P-EAGLE" if kind == "EAGLE-3" and _flag(fields, "parallel_drafting", False) else kind
+    parallel = _flag(fields, "parallel_drafting", kind == "P-EAGLE")
+    if parallel is (kind == "P-EAGLE"):
+        return kind
+    if kind != "EAGLE-3":
+        raise UnsupportedModel(
+            f"{fields.source}: a head of {kind} with parallel_drafting {str(parallel).lower()}, which Paceline does "
+            "not know; allowed: true in P-EAGLE, either in EAGLE-3, false in EAGLE-1"
+        )
+    return "P-EAGLE"
+
+
+def _architecture(fields: Fields) -> object:
+    names = fields.get("architectures") or []
+    return names[0] if isinstance(names, list) and names else None
 
 
 def _is_plain(name: object) -> bool:
@@ -189,12 +213,10 @@ def _with_feature_norms(config: EagleConfig, fields: Fields) -> EagleConfig:
 
 def _decoder(fields: Fields, has: Callable[[str], bool]) -> ModelConfig:
     """Read the config of the head's layers: those of Llama, or of Qwen3 with norms of queries and keys."""
-    values = next(
-        (v for key in ("transformer_layer_config", "model") if (v := fields.inner(key).values)), fields.values
-    )
+    values = _layer_values(fields)
     inner = Fields(values, source=fields.source)
-    qwen = inner.get("model_type") == "qwen3" and fields.get("speculators_model_type") is not None
-    normed = qwen or has("layers.0.self_attn.q_norm.weight")
+    qwen = inner.get("model_type") == "qwen3" and fields.get(TYPE) is not None
+    normed = qwen or _architecture(fields) in QWEN3 or has("layers.0.self_attn.q_norm.weight")
     count = inner.integer("num_hidden_layers", 1, high=MAX_LAYERS)
     shape = {
         "rms_norm_eps": 1e-5,
@@ -206,7 +228,27 @@ def _decoder(fields: Fields, has: Callable[[str], bool]) -> ModelConfig:
     }
     if normed and "head_dim" not in values:
         shape["head_dim"] = max(1, inner.integer("hidden_size") // inner.integer("num_attention_heads"))
-    return replace(config_from_hf(shape, source=fields.source), windows=layer_windows(inner, count))
+    said = Fields({**values, "layer_types": layer_types(inner, count)}, source=fields.source)
+    return replace(config_from_hf(shape, source=fields.source), windows=layer_windows(said, count))
+
+
+def _layer_values(fields: Fields) -> Mapping[str, Any]:
+    """Return the config of the layers, from a key of its own or from the top level; raise if both contradict."""
+    key = next((key for key in LAYERS if fields.inner(key).values), None)
+    if key is None:
+        return fields.values
+    for size in SIZES:
+        fields.agree(size, fields.inner(key), size, inside=key)
+    return fields.inner(key).values
+
+
+def layer_types(fields: Fields, count: int) -> list[Any]:
+    """Return `layer_types`, or what Qwen3's config makes of its other fields."""
+    given = fields.get("layer_types")
+    if given is not None:
+        return given if isinstance(given, list) else [given]
+    first = fields.integer("max_window_layers", 28, low=0) if fields.flag("use_sliding_window", False) else count
+    return ["full_attention" if index < first else "sliding_attention" for index in range(count)]
 
 
 def layer_windows(fields: Fields, layers: int) -> tuple[int, ...]:

@@ -53,6 +53,14 @@ class Fields:
             raise self.error(key, f"is {value!r:.100}; allowed: a mapping")
         return Fields(value, source=f"{self.source}: {self.prefix}{key}")
 
+    def agree(self, key: str, other: Fields, other_key: str, *, inside: str = "") -> None:
+        """Raise if a key here and one of another mapping are both there, with different values. `inside`: the key that
+        has the other mapping."""
+        mine, theirs = self.get(key), other.get(other_key)
+        if mine is not None and theirs is not None and mine != theirs:
+            there = f"{inside}.{other_key}" if inside else other_key
+            raise self.error(key, f"is {mine!r:.100}, but {there} is {theirs!r:.100}; keep the right one")
+
     def error(self, key: str, what: str) -> ModelFileError:
         return ModelFileError(f"{self.source}: {self.prefix}{key} {what}")
 

@@ -56,6 +56,10 @@ class HeadTensors:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[self._files[name]]
 
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Read some rows of a tensor, and leave it where it is; also if only headers are read."""
+        return self._folder.read_float(self._files[name], start, stop)
+
     def files(self) -> list[Path]:
         return self._folder.files()
 

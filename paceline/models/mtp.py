@@ -2,12 +2,13 @@
 
 The network is that of `models.eagle_config`; `models.mtp_forms` knows the published names. A module reads the target's
 state *after its last norm*. It has one layer, whose shape is that of the target's layers, and uses the target's
-embedding and output layer. Of several modules the first one drafts every token.
+embedding and output layer, unless its file has others: copies of the target's are left there. Of several modules the
+first one drafts every token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,13 +25,22 @@ from paceline.models.head_tensors import HeadTensors
 from paceline.models.heads import EagleHead, take_head
 from paceline.models.hf_config import config_from_hf
 from paceline.models.mtp_forms import COUNT, RUNNING, STITCHED, MtpForm, declared, form_of, refuse_others
+from paceline.models.speculators_config import published_notes
+from paceline.models.weights import TensorSource, match_names
 
 MAX_MODULES = 16
+EMBEDDING = "embed_tokens.weight"
+SHARED = {EMBEDDING: "an embedding", "lm_head.weight": "an output layer"}  # tensors that may be copies of the target's
+COMPARED_ROWS = 16  # rows of a matrix that are compared with the target's
+EQUAL, ROUNDED = 0.01, 0.2  # distance relative to the norm: of floats of 16 bits, of weights of 4 bits
 LAYER = "transformer_layer_config"  # key of the layer's config in a directory of `speculators`
 
 
-def load_mtp(directory: Path, target: ModelConfig, *, blank: bool = False) -> EagleHead:
-    """Load the head of a directory. `blank`: its tensors are without data, on the device "meta"."""
+def load_mtp(
+    directory: Path, target: ModelConfig, *, blank: bool = False, beside: TensorSource | None = None
+) -> EagleHead:
+    """Load the head of a directory. `blank`: its tensors are without data, on the device "meta". `beside`: the files of
+    the target, which tell an embedding and an output layer of its own from copies; None: they count as copies."""
     fields = _fields(directory)
     refuse_others(fields)
     file = HeadTensors(directory, prefixes={}, blank=blank)
@@ -40,6 +50,8 @@ def load_mtp(directory: Path, target: ModelConfig, *, blank: bool = False) -> Ea
     modules = _modules(form, fields, file.names())
     config = _config(form, fields, target, modules)
     part = _first_module(form, file, config)
+    if config.draft_vocab_size == config.decoder.vocab_size:
+        config = replace(config, notes=(*config.notes, *_leave_copies(part, config, target, beside)))
     head = take_head(part, config, target)
     return replace(head, weights={**head.weights, "fc": _in_order(head.weights["fc"])}) if form.hidden_first else head
 
@@ -106,6 +118,7 @@ def _config(form: MtpForm, fields: Fields, target: ModelConfig, modules: int) ->
         kind="MTP",
         norm_output=True,
         modules=modules,
+        notes=published_notes(fields, target),
     )
     check_target(layer.hidden_size, layer.vocab_size, target, fields.source)
     return config
@@ -140,21 +153,38 @@ def _first_module(form: MtpForm, file: HeadTensors, config: EagleConfig) -> Head
     part = file.part("" if alone else form.tensors, form.prefixes(config.taps[0]))
     others = tuple(f"{form.tensors}{number}." for number in range(1, config.modules))
     part.leave(*(name for name in part.names() if name.startswith(others)))
-    if config.draft_vocab_size == config.decoder.vocab_size:
-        _leave_copies(part, config)
     return part
 
 
-def _leave_copies(file: HeadTensors, config: EagleConfig) -> None:
-    """Leave the matrices that a head shares with its target: `speculators` writes copies of them."""
+def _leave_copies(
+    file: HeadTensors, config: EagleConfig, target: ModelConfig, beside: TensorSource | None
+) -> Iterator[str]:
+    """Leave the matrices that a head shares with its target: `speculators` writes copies of them. Yield a note for
+    each that is its own."""
     wanted = config.decoder.vocab_size, config.decoder.hidden_size
-    for name in ("embed_tokens.weight", "lm_head.weight"):
-        if name in file and file.shape(name) != wanted:
+    for name, what in SHARED.items():
+        if name not in file:
+            continue
+        if file.shape(name) != wanted:
             raise ModelFileError(
                 f"{file.label}: tensor {name!r} is {list(file.shape(name))}; as a copy of the target's it must be "
                 f"{list(wanted)}"
             )
-        file.leave(name)
+        if beside is None or _is_copy(file, name, target, beside):
+            file.leave(name)
+        else:
+            yield f"{what} of its own"
+
+
+def _is_copy(file: HeadTensors, name: str, target: ModelConfig, beside: TensorSource) -> bool:
+    """Tell by some rows whether a matrix is the target's, which may be rounded in its own file."""
+    names = match_names(beside, target)
+    theirs = names["embed" if name == EMBEDDING or target.tied_head else "head"]
+    rows = sorted({place * (target.vocab_size - 1) // (COMPARED_ROWS - 1) for place in range(COMPARED_ROWS)})
+    mine = torch.cat([file.rows(name, row, row + 1).float() for row in rows])
+    known = torch.cat([beside.read_float(theirs, row, row + 1).float() for row in rows])
+    limit = ROUNDED if beside.quantised else EQUAL
+    return bool((mine - known).norm() <= limit * known.norm().clamp_min(1e-12))
 
 
 def _in_order(fc: Weight) -> Weight:

@@ -1,12 +1,14 @@
 """Drafters that are there for a target: where each comes from, what it needs, what is known of it, how to use it.
 
-Headers of files are read, and no pass runs. Figures come from stored results: the card of a head, or a file of
-`python -m peers.drafters`. Where there are none, nothing is said of the speed.
+Headers of files are read, and no pass runs. What cannot be read or cannot draft has a line that says why; the others
+are listed all the same. Figures come from stored results: the card of a head, a file of `python -m peers.drafters`,
+else those that come with the package (`tune.expected`).
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,6 +24,7 @@ from paceline.models.resolve import name_of, resolve
 from paceline.runner.loading.models import ReadyModel
 from paceline.sizes import format_size
 from paceline.tune.candidates import kind_of, memory_of, reason, vocabulary_share
+from paceline.tune.expected import figure_of
 
 LOOKUPS = {  # what they look up, and what they need
     "suffix": ("lookup in prompt, output, past answers and a corpus", "a C compiler; no weights"),
@@ -34,6 +37,12 @@ WITHOUT_TRAINING = {  # on a CPU: what drafts, and what it needs
     "layers:auto": ("the target's first layers, as many as pay", "a measurement of some seconds when it is loaded"),
 }
 MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # of config.json; a GGUF file has one of its own
+TO_TRAIN = {  # kind of drafter that `paceline train` makes for any target → what it needs
+    "eagle": "prompts, and some minutes of a GPU",
+    "block": "prompts, and half an hour of a GPU",
+    "mtp": "prompts, and some minutes of a GPU; it reads the target's whole output layer for each token",
+}
+UNTRAINED = "to be trained"  # origin of a drafter that does not exist yet
 CARD_ROW = re.compile(r"^\| ([\w-]+) \| (\d+) \| ([\d.]+) \|", flags=re.MULTILINE)  # set, prompts, tokens per round
 
 
@@ -63,10 +72,16 @@ def available(
         *([] if device != "cpu" else _without_training(target)),
         _copy(target, device),
     ]
-    if not any(kind_of(each.drafter) == "eagle" and each.why_not is None for each in found):
-        found.append(_to_train(target))
+    there = {kind_of(each.drafter) for each in found if each.why_not is None}
+    found += [_to_train(kind, target) for kind in TO_TRAIN if kind not in there]
     stored = {} if results is None else results_of(results, target)
-    return [replace(each, known=(*each.known, *stored.get(each.drafter, ()))) for each in found]
+    return [_with_figures(each, stored.get(each.drafter), target, device) for each in found]
+
+
+def _with_figures(each: Available, stored: list[str] | None, target: ReadyModel, device: str) -> Available:
+    """Add stored figures; where there are none and it can draft, those that come with the package."""
+    packaged = figure_of(each.drafter, target.name, device=device) if each.why_not is None else ()
+    return replace(each, known=(*each.known, *(stored or packaged)))
 
 
 def _judged(words: str, origin: str, target: ReadyModel, device: str) -> Available:
@@ -75,7 +90,7 @@ def _judged(words: str, origin: str, target: ReadyModel, device: str) -> Availab
     try:
         check_device(words, device)
         made = recipe(f"{words},format=int8" if kind == "model" else words, target)  # a format that is not timed
-    except PacelineError as error:
+    except (PacelineError, OSError) as error:
         return Available(words, origin, needs="", why_not=reason(error))
     why_not = _problem(made, target, device)
     return Available(
@@ -110,18 +125,36 @@ def _needs(made: Recipe) -> str:
 def _in_folder(folder: Path, target: ReadyModel, device: str) -> Iterator[Available]:
     if not folder.is_dir():
         raise InvalidRequest(f"--in {folder} is no directory: give one that holds models or heads")
-    for path in [folder, *sorted(folder.iterdir())]:
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError as error:
+        raise InvalidRequest(f"--in {folder} cannot be read: {error}") from None
+    for path in [folder, *paths]:
+        found = _at(path, f"in {folder}", target, device)
+        if found is not None:
+            yield found
+
+
+def _at(path: Path, origin: str, target: ReadyModel, device: str) -> Available | None:
+    """Judge what stands at a path; None: nothing of it looks like a drafter, or it is the target itself."""
+    try:
         kinds = ["model"] if path.suffix == ".gguf" and path.is_file() else _kinds_of(path)
-        if kinds and _is_other(str(path), target):
-            tried = [_judged(f"{kind}:{path}", f"in {folder}", target, device) for kind in kinds]
-            yield next((each for each in tried if each.why_not is None), tried[0])
+        if not kinds or not _is_other(str(path), target):
+            return None
+    except (PacelineError, OSError, RuntimeError) as error:  # RuntimeError: links in a loop
+        return Available(str(path), origin, needs="", why_not=reason(error))
+    tried = [_judged(f"{kind}:{path}", origin, target, device) for kind in kinds]
+    return next((each for each in tried if each.why_not is None), tried[0])
 
 
 def _kinds_of(path: Path) -> list[str]:
     """Name the kinds of drafter that a directory may hold, the likeliest first."""
-    if not (path / "config.json").is_file():
+    config = path / "config.json"
+    if not os.path.lexists(config):
+        if path.is_dir():
+            next(path.iterdir(), None)  # raises if it cannot be read
         return []
-    values = read_json(path / "config.json")
+    values = read_json(config)
     said = json.dumps([values.get("architectures"), values.get("speculators_model_type")]).lower()
     if "medusa_num_heads" in values:
         return ["medusa"]
@@ -143,10 +176,11 @@ def _in_checkpoint(target: ReadyModel, device: str) -> list[Available]:
     """Find layers for several tokens at once that were trained with the target."""
     config = target.model.path / "config.json"
     values: Mapping[str, Any] = read_json(config) if config.is_file() else target.model.metadata
-    counts = [int(value) for key, value in values.items() if key in MTP_KEYS or key.endswith(".nextn_predict_layers")]
-    if not sum(counts):
+    said = [value for key, value in values.items() if key in MTP_KEYS or key.endswith(".nextn_predict_layers")]
+    if not any(said):
         return []
-    return [_judged("mtp", f"{sum(counts)} layers in the checkpoint", target, device)]
+    count = sum(value for value in said if isinstance(value, (int, float)))
+    return [_judged("mtp", f"{count or 'some'} layers in the checkpoint", target, device)]
 
 
 def _without_training(target: ReadyModel) -> list[Available]:
@@ -159,9 +193,9 @@ def _copy(target: ReadyModel, device: str) -> Available:
     return Available(words, "the target in fewer bits", needs, _command(target, words))
 
 
-def _to_train(target: ReadyModel) -> Available:
-    command = f"paceline train eagle {shlex.quote(target.name)} --prompts FILE --out drafter"
-    return Available("eagle:drafter", "to be trained", "prompts, and some minutes of a GPU", command)
+def _to_train(kind: str, target: ReadyModel) -> Available:
+    command = f"paceline train {kind} {shlex.quote(target.name)} --prompts FILE --out drafter"
+    return Available(f"{kind}:drafter", UNTRAINED, TO_TRAIN[kind], command)
 
 
 def _command(target: ReadyModel, words: str) -> str:
@@ -174,7 +208,10 @@ def _command(target: ReadyModel, words: str) -> str:
 def card_figures(directory: Path) -> tuple[str, ...]:
     """Read the measured tokens per round from the card of a head that Paceline trained."""
     card = directory / "README.md"
-    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    try:
+        text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    except OSError:
+        return ()
     measured = text.partition("## Measured acceptance")[2].partition("\n## ")[0]
     rows = [f"{tokens} on {name}" for name, _, tokens in CARD_ROW.findall(measured)]
     return (f"tokens per round by its card: {', '.join(rows)}",) if rows else ()
@@ -184,13 +221,12 @@ def results_of(path: Path, target: ReadyModel) -> dict[str, list[str]]:
     """Read the figures of a target's drafters from a file of `python -m peers.drafters`."""
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        cells = [each for each in lines if "cell" in each]
-    except (OSError, ValueError, TypeError) as error:
+        found: dict[str, list[str]] = {}
+        for each in lines:
+            if "cell" in each and each["target"] in (target.name, name_of(target.model.path)):
+                found.setdefault(each["drafter"], []).append(_figures(each))
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise InvalidRequest(f"--results {path} is no file of `python -m peers.drafters` ({error})") from None
-    found: dict[str, list[str]] = {}
-    for each in cells:
-        if each["target"] in (target.name, name_of(target.model.path)):
-            found.setdefault(each["drafter"], []).append(_figures(each))
     return found
 
 

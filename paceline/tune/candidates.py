@@ -13,7 +13,6 @@ from typing import Any
 
 from paceline.drafters.recipe import Recipe
 from paceline.drafters.registry import PORTFOLIO
-from paceline.errors import PacelineError
 from paceline.kernels.base import PAGE_SIZE
 from paceline.llm import LLM
 from paceline.runner.loading.models import ReadyModel
@@ -78,7 +77,7 @@ def is_lookup(llm: LLM, words: str) -> bool:
     return not (guard.shares_kv or guard.hears_logits)
 
 
-def reason(error: PacelineError) -> str:
+def reason(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
@@ -88,6 +87,5 @@ def vocabulary_share(made: Recipe, target: ReadyModel) -> float:
 
 
 def memory_of(made: Recipe) -> dict[str, Any]:
-    """Return the bytes of a drafter's weights, and of a token in its KV memory."""
-    weights = made.pass_bytes if made.model is None else sum(part.bytes for part in made.model.parts)
-    return {"weight_bytes": weights, "kv_bytes_per_token": made.page_bytes // PAGE_SIZE}
+    """Return the bytes of weights that a drafter adds, and of a token in its KV memory."""
+    return {"weight_bytes": made.own_bytes, "kv_bytes_per_token": made.page_bytes // PAGE_SIZE}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from paceline.cli import drafters
 from paceline.config import EngineConfig
@@ -15,8 +17,11 @@ from paceline.drafters.shipped import SHIPPED
 from paceline.engine.assemble import read_target
 from paceline.tune import available as module
 from paceline.tune.available import available, card_figures, results_of
+from paceline.tune.expected import ON_CPU, ON_GPU, Figure, figure_of
+from tests.block_heads import LAYOUTS as BLOCKS
 from tests.cli.conftest import Cli
 from tests.cli.tiny_model import write_model
+from tests.published_heads import LAYOUTS
 
 
 @pytest.fixture(autouse=True)
@@ -33,24 +38,31 @@ def listed(cli: Cli, *argv: object) -> dict[str, Any]:
 def test_lookups_and_what_can_be_trained(cli: Cli, tiny: str) -> None:
     found = listed(cli, tiny)
     free = ["recycling", "lookahead", "layers:auto", "self:int4"]
-    assert [*found] == ["suffix", "ngram", "prediction", *free, "eagle:drafter"]
+    trained = ["eagle:drafter", "block:drafter", "mtp:drafter"]
+    assert [*found] == ["suffix", "ngram", "prediction", *free, *trained]
     assert found["ngram"]["command"] == f"paceline serve {tiny} --drafter ngram"
-    assert found["eagle:drafter"]["command"] == f"paceline train eagle {tiny} --prompts FILE --out drafter"
-    assert all(each["pair"] is None and each["known"] == [] for each in found.values())
+    for kind in ("eagle", "block", "mtp"):
+        assert found[f"{kind}:drafter"]["command"] == f"paceline train {kind} {tiny} --prompts FILE --out drafter"
+    assert all(each["pair"] is None for each in found.values())
+    assert found["ngram"]["known"][0].startswith("expected: smollm2 with ngram on two cores of a Zen 4 had 1.99 times")
+    assert found["prediction"]["known"] == [], "nothing is known, and nothing is said"
     status, out, _ = cli("drafters", tiny, "--device", "cpu")
     assert status == 0
-    assert "ngram\n  lookup in prompt and output\n  needs nothing\n  paceline serve" in out
+    assert "ngram\n  lookup in prompt and output\n  needs nothing\n  expected: smollm2" in out
     assert f"paceline drafters {tiny} --measure" in out
 
 
 def test_a_directory(cli: Cli, tiny: str, tmp_path: Path) -> None:
-    for name in ("as large", "head", "medusa", "empty", "broken"):
+    for name in ("as large", "head", "medusa", "empty", "broken", "list", "no config"):
         (tmp_path / name).mkdir()
     write_model(tmp_path / "as large", seed=1)
     config = {"architectures": ["LlamaForCausalLMEagle3"], "vocab_size": 7}
     (tmp_path / "head" / "config.json").write_text(json.dumps(config))
     (tmp_path / "medusa" / "config.json").write_text(json.dumps({"medusa_num_heads": 2}))
     (tmp_path / "broken" / "config.json").write_text(json.dumps({"architectures": ["Strange"]}))
+    (tmp_path / "list" / "config.json").write_text("[1]")
+    (tmp_path / "no config" / "config.json").symlink_to("nowhere.json")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "torn.gguf").write_bytes(b"GGUF")
     (tmp_path / "notes.txt").write_text("nothing")
     (tmp_path / "itself").symlink_to(tiny)
@@ -62,7 +74,11 @@ def test_a_directory(cli: Cli, tiny: str, tmp_path: Path) -> None:
         "medusa:DIR/medusa",
         "model:DIR/broken",
         "model:DIR/torn.gguf",
+        "DIR/list",
+        "DIR/no config",
     }
+    assert "holds list where a JSON object is needed" in mine["DIR/list"]["why_not"]
+    assert "not readable as JSON" in mine["DIR/no config"]["why_not"]
     assert "M parameters: it can only lose" in mine["model:DIR/as large"]["why_not"].replace(
         "0 M: it", "0 M parameters: it"
     )
@@ -132,7 +148,7 @@ def test_the_card_of_a_head(tmp_path: Path) -> None:
 def test_on_a_gpu(tiny: str) -> None:
     target = read_target(tiny, config=EngineConfig())
     names = [each.drafter for each in available(target, [], device="cuda", folder=None, results=None)]
-    assert names == ["suffix", "ngram", "prediction", "self", "eagle:drafter"]
+    assert names == ["suffix", "ngram", "prediction", "self", "eagle:drafter", "block:drafter", "mtp:drafter"]
 
 
 def test_layers_in_the_checkpoint(tmp_path: Path) -> None:
@@ -143,6 +159,79 @@ def test_layers_in_the_checkpoint(tmp_path: Path) -> None:
     [found] = module._in_checkpoint(target, "cpu")
     assert (found.drafter, found.origin, found.command) == ("mtp", "1 layers in the checkpoint", None)
     assert "num_nextn_predict_layers" in str(found.why_not)  # the files have no such tensors
+
+
+@pytest.mark.parametrize("count", ["one", [2], True, {"a": 1}])
+def test_a_count_that_is_none_is_a_line(count: object, tmp_path: Path) -> None:
+    write_model(tmp_path)
+    target = read_target(str(tmp_path), config=EngineConfig())
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_nextn_predict_layers": count}))
+    [found] = module._in_checkpoint(target, "cpu")
+    assert "num_nextn_predict_layers" in str(found.why_not)
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_nextn_predict_layers": None}))
+    assert module._in_checkpoint(target, "cpu") == []
+
+
+def test_good_heads_are_listed_beside_broken_ones(cli: Cli, tiny: str, tmp_path: Path) -> None:
+    vocab = read_target(tiny, config=EngineConfig()).model.config.vocab_size
+    for name in ("good", "torn", "pickled", "lacking"):
+        LAYOUTS["eagle3"].write(tmp_path / name, vocab=vocab)
+    BLOCKS["dflash"].write(tmp_path / "good block", vocab=vocab)
+    torn = tmp_path / "torn" / "model.safetensors"
+    torn.write_bytes(torn.read_bytes()[:999])
+    (tmp_path / "pickled" / "model.safetensors").rename(tmp_path / "pickled" / "pytorch_model.bin")
+    lacking = tmp_path / "lacking" / "model.safetensors"
+    save_file({name: tensor for name, tensor in load_file(lacking).items() if name != "norm.weight"}, lacking)
+    found = listed(cli, tiny, "--in", tmp_path)
+    good = {f"eagle:{tmp_path / 'good'}", f"block:{tmp_path / 'good block'}"}
+    assert {words for words, each in found.items() if str(tmp_path) in words and each["why_not"] is None} == good
+    assert all(found[words]["command"].startswith("paceline serve") for words in good)
+    assert "eagle:drafter" not in found, "a good one is there"
+    assert {"block:drafter", "mtp:drafter"} & {*found} == {"mtp:drafter"}
+    for name, said in {
+        "torn": "not a readable safetensors file",
+        "pickled": "pytorch_model.bin is a pickle",
+        "lacking": "tensor 'norm.weight' [64] is missing",
+    }.items():
+        assert said in found[f"eagle:{tmp_path / name}"]["why_not"]
+
+
+def test_a_folder_that_cannot_be_read_is_a_line(
+    cli: Cli, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "locked").mkdir()
+    iterdir = Path.iterdir
+
+    def denied(self: Path) -> Any:
+        if self.name == "locked":
+            raise PermissionError(13, "Permission denied", str(self))
+        return iterdir(self)
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    assert "Permission denied" in listed(cli, tiny, "--in", tmp_path)[str(tmp_path / "locked")]["why_not"]
+    status, _, err = cli("drafters", tiny, "--device", "cpu", "--in", tmp_path / "locked")
+    assert (status, "cannot be read: [Errno 13]" in err) == (2, True)
+
+
+def test_figures_that_come_with_the_package() -> None:
+    [own] = figure_of("eagle:smollm2", "smollm2", device="cpu")
+    assert own.startswith("measured on two cores of a Zen 4: 2.26 times plain speed")
+    [other] = figure_of("eagle:./head", "llama", device="cuda")
+    assert other.startswith("expected: smollm2 with eagle:smollm2 on an H200 had 2.04 times")
+    assert figure_of("echo", "smollm2", device="cpu") == figure_of("ngram", "smollm2", device="cuda") == ()
+
+
+@pytest.mark.parametrize("figure", [*ON_CPU.values(), *ON_GPU.values()], ids=lambda figure: figure.drafter)
+def test_their_sources_are_there(figure: Figure) -> None:
+    page, _, title = figure.source.partition(", ")
+    text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
+    _, found, after = text.partition(f" {title.strip(chr(34))}")
+    section = re.split(r"\n#{1,3} ", after)[0] if found else ""
+    numbers = re.findall(r"\d+\.\d\d", figure.text)
+    rounded = {f"{float(number):.2f}" for number in re.findall(r"\d+\.\d+", section)}
+    assert found
+    assert {*numbers} <= rounded, f"{figure.text} is not what {figure.source} says"
 
 
 def test_kinds_of_heads_by_their_config(tmp_path: Path) -> None:

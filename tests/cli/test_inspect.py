@@ -22,6 +22,7 @@ from paceline.runner.loading.models import ReadyModel
 from paceline.text.tokenizer import Tokenizer
 from tests.cli.conftest import Cli
 from tests.cli.tiny_model import CONTEXT, HEAD_DIM, HIDDEN, KV_HEADS, LAYERS, write_model
+from tests.published_heads import LAYOUTS
 
 
 def facts(cli: Cli, *argv: object) -> dict[str, Any]:
@@ -210,6 +211,29 @@ def test_a_broken_model_is_named(cli: Cli, tmp_path: Path) -> None:
     assert status == 2
     assert "model.safetensors" in err
     assert err.count("\n") == 1
+
+
+HEADS: dict[str, tuple[str, str, str]] = {  # what is wrong → kind of drafter, file that is changed, what is said
+    "pickle": ("eagle", "pytorch_model.bin", "pytorch_model.bin is a pickle, which can run code when it is read"),
+    "pickle of medusa": ("medusa", "medusa_lm_head.pt", "medusa_lm_head.pt is a pickle, which can run code"),
+    "torn": ("eagle", "", "model.safetensors: not a readable safetensors file"),
+    "no config": ("eagle", "gone", "holds neither config.json nor a GGUF file"),
+}
+
+
+@pytest.mark.parametrize("case", HEADS)
+def test_a_broken_head_is_named(case: str, cli: Cli, tiny: str, tmp_path: Path) -> None:
+    kind, file, said = HEADS[case]
+    head = LAYOUTS["eagle3"].write(tmp_path / "head", vocab=259)
+    if kind == "medusa":
+        (head / "config.json").write_text(json.dumps({"medusa_num_heads": 2}))
+    if case == "torn":
+        (head / "model.safetensors").write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00{}")
+    else:
+        (head / ("config.json" if case == "no config" else "model.safetensors")).rename(head / file)
+    status, out, err = cli("inspect", tiny, "--device", "cpu", "--drafter", f"{kind}:{head}")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert said in err
 
 
 def test_without_a_compiler_torch_runs_and_says_so(cli: Cli, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,12 @@ TEMPLATE = (
 
 
 def write_model(
-    path: Path, *, template: str | None = TEMPLATE, seed: int = 0, special: tuple[str, ...] = SPECIAL
+    path: Path,
+    *,
+    template: str | None = TEMPLATE,
+    seed: int = 0,
+    special: tuple[str, ...] = SPECIAL,
+    context: int = CONTEXT,
 ) -> Path:
     """`special`: control tokens; the first three are the end of a text and the marks of a turn."""
     vocab = _write_tokenizer(path, template, special)
@@ -33,7 +38,7 @@ def write_model(
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
         "head_dim": HEAD_DIM,
-        "max_position_embeddings": CONTEXT,
+        "max_position_embeddings": context,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "tie_word_embeddings": False,

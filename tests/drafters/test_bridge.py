@@ -349,6 +349,11 @@ def test_what_is_said_of_a_bridge() -> None:
     assert made.page_bytes == 10
     assert f"{bridge.common} tokens in common: {bridge.share:.0%} of the target's" in made.how
     assert "inspect --pair measures" in described(bridge)
+    assert "Expect fewer accepted tokens" in made.how
+    assert "33% of SmolLM2's drafted tokens were accepted, and 56%" in made.how
+    assert "tokens of context" not in made.how
+    short = a_model(sentencepiece_tokenizer(), context=50)
+    assert bridged_recipe(bridge, short, target, {}).how.endswith("within its 50 tokens of context, the target has 100")
     with pytest.raises(InvalidRequest, match="small has another vocabulary than big: its drafts have no branches"):
         bridged_recipe(bridge, ready, target, {"branches": 2})
 

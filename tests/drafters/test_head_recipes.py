@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -142,6 +143,23 @@ def test_the_head_that_is_shipped() -> None:
 def test_what_is_no_head(folders: dict[str, str], words: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         LLM(folders["target"], drafter=words.format(**folders), **OPTIONS)
+
+
+def test_memory_of_a_head_is_that_of_its_own_weights(folders: dict[str, str]) -> None:
+    """Also of those that a pass does not read, and not of the target's that it reads."""
+    ready = read_model(folders["target"], format="fp32")
+    eagle = registry.recipe(f"eagle:{folders['eagle']}", ready)
+    stored = open_model(folders["target"]).config
+    tensors = [shape for name, shape in _shapes(folders["eagle"]).items() if name not in ("d2t", "t2d")]
+    assert eagle.own_bytes == 4 * sum(map(prod, tensors)) > eagle.pass_bytes
+    block = registry.recipe(f"block:{folders['block']}", ready)
+    assert block.own_bytes == 4 * sum(map(prod, _shapes(folders["block"]).values()))
+    assert block.pass_bytes > 4 * stored.vocab_size * stored.hidden_size, "the target's output layer is read"
+
+
+def _shapes(folder: str) -> dict[str, tuple[int, ...]]:
+    with safe_open(f"{folder}/model.safetensors", "pt") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from paceline.errors import InvalidRequest, UnknownOption
 from paceline.kernels.quant import quantise
 from paceline.models.load import LoadedModel
 from paceline.runner.forwards.compiled import CompiledForward
+from paceline.tune.candidates import memory_of
 from paceline.types import OffKind, Speculation
 from tests.laws import under_law
 from tests.rig import RIGS, Made, build
@@ -79,7 +80,10 @@ def test_a_part_costs_what_it_reads() -> None:
     assert recipe.how == "the target's first 1 of 2 layers, on its KV memory"
     whole = drafter.pass_bytes(target.model, packed=True)
     assert whole / 2 < recipe.pass_bytes < whole
-    assert registry.recipe("layers:auto", target).pass_bytes == 1234
+    auto = registry.recipe("layers:auto", target)
+    assert auto.pass_bytes == 1234
+    assert recipe.own_bytes == auto.own_bytes == 0, "nothing is copied"
+    assert memory_of(recipe) == {"weight_bytes": 0, "kv_bytes_per_token": 0}
 
 
 def test_a_part_is_built_with_its_options() -> None:
@@ -109,6 +113,7 @@ def test_a_gpu_drafts_with_a_number_of_layers(a_decoder: Any) -> None:
     recipe = registry.recipe("layers:1", target)
     assert recipe.how == "the target's first 1 of 2 layers, on its KV memory"
     assert recipe.pass_bytes == sum(each.bytes for each in [*a_decoder.matrices()[:4], a_decoder.head])
+    assert recipe.own_bytes == 0
     from paceline.runner.forwards.cuda import CudaForward, new_kv
 
     to = CudaForward(a_decoder, new_kv(TARGET.config, num_pages=1, dtype=torch.float32, device="cpu"))

@@ -112,6 +112,64 @@ def test_inner_configs_that_cannot_be(inner: dict[str, Any], words: str, target:
         load_block(written(tmp_path, target, dflash_config=changed), target)
 
 
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (
+            {"block_size": 8, "dflash_config": {**Z_LAB["dflash_config"], "block_size": 16}},
+            "block_size is 8, but dflash_config.block_size is 16; keep the right one",
+        ),
+        (
+            {"mask_token_id": 3},
+            "mask_token_id is 3, but dflash_config.mask_token_id is 7; keep the right one",
+        ),
+        ({"is_causal": True, "causal": False}, "is_causal is True, but causal is False"),
+        ({"sample_from_anchor": True, "shift_label": False}, "sample_from_anchor is True, but shift_label is False"),
+        ({"sample_from_anchor": True, "dspark_bonus_anchor": True}, "dspark_bonus_anchor is True, the opposite of"),
+        ({"enable_confidence_head": True, "use_confidence_head": False}, "enable_confidence_head is True, but use_"),
+        (
+            {"aux_hidden_state_layer_ids": [1, 2, 2]},
+            r"aux_hidden_state_layer_ids is .1, 2, 2., but target_layer_ids is .0, 1, 2. by that count",
+        ),
+        ({"pure_draft_prefix_len": 2}, "pure_draft_prefix_len"),
+    ],
+)
+def test_keys_with_two_values(values: dict[str, Any], words: str, target: ModelConfig) -> None:
+    with pytest.raises((ModelFileError, UnsupportedModel), match=words):
+        read(target, {**Z_LAB, **values})
+
+
+def test_keys_of_speculators_with_two_values(target: ModelConfig) -> None:
+    inner = {**SHAPE, "vocab_size": target.vocab_size}
+    for key, value in {"block_size": 9, "mask_token_id": 1, "hidden_size": 32}.items():
+        with pytest.raises(ModelFileError, match=rf"{key} is .*, but transformer_layer_config.{key} is {value}"):
+            block_config(
+                {**SPECULATORS, "hidden_size": 64, "transformer_layer_config": {**inner, key: value}},
+                target,
+                source="config.json",
+            )
+    with pytest.raises(ModelFileError, match="algorithm is 'eagle3', but speculators_model_type is 'dflash'"):
+        read(target, {**SPECULATORS, "speculators_config": {"algorithm": "eagle3"}})
+
+
+def test_keys_that_agree_may_stand_twice(target: ModelConfig) -> None:
+    said = {"block_size": 6, "mask_token_id": 7, "aux_hidden_state_layer_ids": [0, 1, 2], "shift_label": False}
+    config = read(target, {**Z_LAB, **said, "sample_from_anchor": False, "dspark_bonus_anchor": True})
+    assert config == read(target, Z_LAB)
+    assert read(target, {**Z_LAB, "dspark_bonus_anchor": False}).anchor_first
+    nothing = {**Z_LAB, "block_size": 6, "dflash_config": {**Z_LAB["dflash_config"], "block_size": None}}
+    assert read(target, nothing).block_size == 6
+
+
+def test_what_its_publisher_says_of_its_use(folder: Path, target: ModelConfig, tmp_path: Path) -> None:
+    verifier = {"name_or_path": "Qwen/Qwen3-8B", "architectures": ["Qwen3ForCausalLM"]}
+    said = {**SPECULATORS["speculators_config"], "verifier": verifier}
+    how = registry.recipe(
+        f"block:{written(tmp_path, target, 'dspark, speculators', speculators_config=said)}", ready(folder)
+    ).how
+    assert "trained for Qwen/Qwen3-8B (qwen3; this target is llama); published for drafts of 5" in how
+
+
 def test_a_choice_has_sizes_that_fit(target: ModelConfig, tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="conv_group_size is 24; allowed: divisors of the hidden size 64"):
         load_block(
@@ -120,6 +178,8 @@ def test_a_choice_has_sizes_that_fit(target: ModelConfig, tmp_path: Path) -> Non
         )
     with pytest.raises(UnsupportedModel, match="DFlash2 with a markov head"):
         load_block(written(tmp_path, target, "dflash2", markov_rank=8), target)
+    with pytest.raises(UnsupportedModel, match=r"DFlash2 with a confidence head \(enable_confidence_head\)"):
+        load_block(written(tmp_path, target, "dflash2", enable_confidence_head=True), target)
 
 
 def test_tensors_that_are_missing_wrong_or_too_many(target: ModelConfig, tmp_path: Path) -> None:

@@ -89,6 +89,89 @@ def test_windows_of_layers() -> None:
     assert read(layer_types=["full_attention"]).decoder.windows == ()
 
 
+def test_windows_as_qwen3_says_them() -> None:
+    said = {"use_sliding_window": True, "sliding_window": 512, "num_hidden_layers": 2}
+    assert read(**said, max_window_layers=1).decoder.windows == (0, 512)
+    assert read(**said, max_window_layers=0).flags == ("2 layers", "a window of 512")
+    assert read(**{**said, "use_sliding_window": False}, max_window_layers=0).decoder.windows == ()
+    assert read(**said, max_window_layers=0, layer_types=["full_attention"] * 2).decoder.windows == ()
+    inner = {**SHAPE, "vocab_size": 97, **said, "max_window_layers": 1}
+    assert speculators(**{NESTED: inner}).decoder.windows == (0, 512)
+
+
+@pytest.mark.parametrize("name", ["Qwen3ForCausalLMEagle3", "Eagle3Qwen3ForCausalLM"])
+def test_a_head_of_qwen3_has_norms_of_queries_and_keys(name: str, tmp_path: Path) -> None:
+    assert read(architectures=[name]).decoder.qk_norm
+    layout = replace(LAYOUTS["eagle3"], values={**LAYOUTS["eagle3"].values, "architectures": [name]})
+    with pytest.raises(ModelFileError, match=r"tensor 'layers.0.self_attn.q_norm.weight' \[16\] is missing"):
+        load_eagle(layout.write(tmp_path / "without", vocab=97), TARGET.config)
+    normed = replace(layout, shape={"model_type": "qwen3"})
+    assert "layers.0.q_norm" in load_eagle(normed.write(tmp_path / "with", vocab=97), TARGET.config).weights
+
+
+# ── speculators_config ──
+
+METHOD = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+
+
+def published(**said: Any) -> tuple[str, ...]:
+    return speculators(speculators_config=said).notes
+
+
+def test_what_its_publisher_says_of_its_use() -> None:
+    assert published(algorithm="eagle3") == ()
+    verifier = {"name_or_path": "Qwen/Qwen3-8B", "architectures": ["Qwen3ForCausalLM"]}
+    assert published(verifier=verifier, proposal_methods=[METHOD]) == (
+        "trained for Qwen/Qwen3-8B (qwen3; this target is llama)",
+        "published for drafts of 3",
+    )
+    for same in (["LlamaForCausalLM"], ["NeverHeardOf"], []):
+        assert published(verifier={"name_or_path": "a", "architectures": same}) == ("trained for a",)
+    assert published(verifier={}, proposal_methods=[]) == ()
+    other = {**METHOD, "proposal_type": "sample", "speculative_tokens": 5}
+    assert published(proposal_methods=[METHOD, other], default_proposal_method="sample") == (
+        "published for drafts of 5",
+    )
+    [_, lossy] = published(proposal_methods=[{**METHOD, "accept_tolerance": 0.1, "verifier_accept_k": 2}])
+    assert lossy == "its rule of acceptance (verifier_accept_k 2, accept_tolerance 0.1) is not used"
+
+
+def test_an_algorithm_is_that_of_the_type_or_of_its_backbone() -> None:
+    def algorithm(name: str, kind: str, **more: Any) -> None:
+        inner = {**SHAPE, "vocab_size": 97}
+        config = {
+            **SPECULATORS,
+            NESTED: inner,
+            "speculators_model_type": kind,
+            "speculators_config": {"algorithm": name},
+        }
+        eagle_config({**config, **more}, TARGET.config, source="config.json")
+
+    algorithm("EAGLE-3", "eagle3")
+    algorithm("eagle3", "peagle", mask_token_id=1)
+    with pytest.raises(ModelFileError, match="algorithm is 'dflash', but speculators_model_type is 'eagle3'; keep"):
+        algorithm("dflash", "eagle3")
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"proposal_methods": "greedy"}, "proposal_methods is 'greedy'; allowed: a list of mappings"),
+        ({"proposal_methods": [{}]}, r"proposal_methods\[0\]: speculative_tokens is missing"),
+        ({"proposal_methods": [{**METHOD, "speculative_tokens": 0}]}, "speculative_tokens is 0; allowed: a whole"),
+        (
+            {"proposal_methods": [METHOD], "default_proposal_method": "sample"},
+            r"default_proposal_method is 'sample', but proposal_methods has \['greedy'\]",
+        ),
+        ({"verifier": "Qwen"}, "verifier is 'Qwen'; allowed: a mapping"),
+        ({"verifier": {"architectures": "Qwen"}}, "architectures is 'Qwen'; allowed: a list"),
+    ],
+)
+def test_a_speculators_config_that_cannot_be(said: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelFileError, match=message):
+        published(**said)
+
+
 @pytest.mark.parametrize("key", ["mask_token_id", "ptd_token_id", "pard_token"])
 def test_the_token_of_drafted_positions(key: str) -> None:
     config = read(parallel_drafting=True, **{key: 5})
@@ -128,6 +211,26 @@ REFUSED["EAGLE-1 hidden"] = (
     {**EAGLE1, "hidden_size": 32, "target_hidden_size": 64},
     InvalidRequest,
     "a head for hidden states of size 32, the target's have 64",
+)
+REFUSED["EAGLE-1 in parallel"] = (
+    {**EAGLE1, "parallel_drafting": True},
+    UnsupportedModel,
+    "a head of EAGLE-1 with parallel_drafting true",
+)
+REFUSED["P-EAGLE in sequence"] = (
+    {"architectures": ["PEagleDraftModel"], "parallel_drafting": False, "mask_token_id": 1},
+    UnsupportedModel,
+    "a head of P-EAGLE with parallel_drafting false",
+)
+REFUSED["a flag with two values"] = (
+    {"norm_output": True, "eagle_config": {"norm_output": False}},
+    ModelFileError,
+    "norm_output is True, but eagle_config.norm_output is False; keep the right one",
+)
+REFUSED["a size with two values"] = (
+    {"hidden_size": 48, NESTED: {**SHAPE, "vocab_size": 97}},
+    ModelFileError,
+    "hidden_size is 48, but transformer_layer_config.hidden_size is 64",
 )
 REFUSED["EAGLE-1 vocabulary"] = ({**EAGLE1, "truncated_vocab_size": 50}, UnsupportedModel, "truncated_vocab_size cuts")
 

@@ -246,6 +246,14 @@ def test_medusa_by_the_name_of_its_authors(tmp_path: Path) -> None:
     assert torch.equal(load_medusa(tmp_path, CONFIG)[2].head, heads[2].head)
 
 
+@pytest.mark.parametrize("name", ["medusa_lm_head.pt", "pytorch_model.bin"])
+def test_a_medusa_head_in_a_pickle_is_not_opened(name: str, tmp_path: Path) -> None:
+    write_head(tmp_path, {"medusa_num_heads": 3}, medusa_tensors(random_medusa(CONFIG)))
+    (tmp_path / "model.safetensors").rename(tmp_path / name)
+    with pytest.raises(ModelFileError, match=rf"{name} is a pickle, which can run code .* convert it to model.safet"):
+        load_medusa(tmp_path, CONFIG)
+
+
 def test_medusa_that_does_not_fit(tmp_path: Path) -> None:
     tensors = medusa_tensors(random_medusa(CONFIG))
     cases = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,10 @@ import pytest
 from paceline import __version__
 from paceline.llm import LLM
 from paceline.rules import BUILT_IN
-from tests.server.api import HELLO, MODEL, Api
+from paceline.server.banner import announce, chosen
+from paceline.server.settings import Settings
+from tests.cli.tiny_model import write_model
+from tests.server.api import HELLO, MODEL, Api, serving
 
 
 def test_models(api: Api) -> None:
@@ -67,6 +71,23 @@ def test_speculation_now(api: Api) -> None:
     assert after["running"] == after["waiting"] == after["pages_held"] == 0
     assert after["output_tokens"] > before["output_tokens"]
     assert sum(after["off_reasons"].values()) >= 1
+
+
+def test_a_bridge_is_said_wherever_a_user_looks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By /v1/speculation, by the facts of the model, and by the banner and the log of a server that starts."""
+    (tmp_path / "drafter").mkdir()
+    special = ("<|end|>", "<|im_start|>", "<|im_end|>", "<|more|>")
+    drafter = write_model(tmp_path / "drafter", special=special, context=128)
+    (tmp_path / "target").mkdir()
+    llm = LLM(str(write_model(tmp_path / "target")), drafter=f"model:{drafter}", format="fp32", measure_cost=False)
+    with serving(llm) as api:
+        told = [api.get("/v1/speculation").json()["how"], api.get("/v1/models").json()["data"][0]["meta"]["drafters"]]
+    announce(facts := chosen(llm, "tiny", Settings()), Settings())
+    announce(facts, Settings(log_json=True))
+    for text in (*(each["model"] for each in told), facts["drafters"], capsys.readouterr().out):
+        assert "another vocabulary, 256 tokens in common: 100% of the target's, and 100% of the tokens in text" in text
+        assert "Expect fewer accepted tokens than from a model of the target's family" in text
+        assert "drafts within its 128 tokens of context, the target has 256" in text
 
 
 def test_tokens_there_and_back(api: Api, llm: LLM) -> None:

@@ -110,6 +110,7 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
         how=ready.why,
         page_bytes=ready.page_bytes,
         pass_bytes=ready.pass_bytes,
+        weight_bytes=ready.own_bytes,
         one_pass=True,
         taps=config.taps,
         vocabulary=config.draft_vocab_size,

@@ -73,6 +73,7 @@ def on_gpu(name: str, ready: ReadyBlock, target: ReadyModel, options: Mapping[st
         how=ready.why,
         page_bytes=ready.page_bytes,
         pass_bytes=ready.pass_bytes,
+        weight_bytes=ready.own_bytes,
         one_pass=True,
         lane_bytes=states * config.width * head.dtype.itemsize + head.pages_of_a_seat * ready.page_bytes,
         vocabulary=config.draft_vocab_size,

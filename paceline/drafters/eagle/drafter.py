@@ -150,6 +150,7 @@ def recipe_of(name: str, ready: ReadyHead, target: ReadyModel, given: Mapping[st
         how=ready.why,
         page_bytes=ready.page_bytes,
         pass_bytes=ready.pass_bytes,
+        weight_bytes=ready.own_bytes,
         one_pass=config.mask_token is not None,
         taps=config.taps,
         vocabulary=config.draft_vocab_size,

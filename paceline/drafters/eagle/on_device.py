@@ -158,6 +158,7 @@ def on_gpu(name: str, ready: ReadyHead, target: ReadyModel, options: Mapping[str
         how=ready.why,
         page_bytes=ready.page_bytes,
         pass_bytes=ready.pass_bytes,
+        weight_bytes=ready.own_bytes,
         lane_bytes=states * config.width * head.dtype.itemsize,
         vocabulary=config.draft_vocab_size,
         on_device=on_device,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from paceline.draft import EMPTY, Draft
@@ -62,7 +63,8 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
     if target.decoder is not None:
         if given:
             raise InvalidRequest("layers:max_draft is for a CPU; on a GPU the engine's max_draft bounds all drafts")
-        return on_target_memory(NAME, target.decoder.leading(layers), f"{layers} layers of {target.name}", how=how)
+        made = on_target_memory(NAME, target.decoder.leading(layers), f"{layers} layers of {target.name}", how=how)
+        return replace(made, weight_bytes=0)
 
     def build(context: BuildContext) -> Drafter:
         return drafter_of(context, layers, **given)
@@ -72,6 +74,7 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
         build=build,
         how=how,
         pass_bytes=pass_bytes(model.leading(layers), packed=target.compiled),
+        weight_bytes=0,
     )
 
 
@@ -133,6 +136,7 @@ def _measured(target: ReadyModel, given: dict[str, Any]) -> Recipe:
         build=build,
         how="as many of the target's first layers as pay on this machine, on its KV memory",
         pass_bytes=target.pass_bytes,
+        weight_bytes=0,
     )
 
 

@@ -20,7 +20,7 @@ from paceline.runner.forwards.compiled import CompiledForward, check_supported, 
 from paceline.runner.heads.block import TorchBlock
 from paceline.runner.heads.compiled_block import CompiledBlock
 from paceline.runner.heads.protocol import BlockForward
-from paceline.runner.loading.heads import context_note, output_bytes
+from paceline.runner.loading.heads import context_note, mask_note, output_bytes
 from paceline.runner.loading.memory import memory_for
 from paceline.runner.loading.models import ReadyModel
 
@@ -60,6 +60,12 @@ class ReadyBlock:
         return page_bytes(layers.num_layers, layers.num_kv_heads, layers.head_dim, self.dtype)
 
     @property
+    def own_bytes(self) -> int:
+        """Bytes of its weights in memory."""
+        stored = sum(map(weight_bytes, self.head.weights.values()))
+        return stored if self.compiled else stored * self.dtype.itemsize // torch.float32.itemsize
+
+    @property
     def pass_bytes(self) -> int:
         """Bytes of weights that a draft pass reads: all but `fc`, and but rows of the matrices that tokens look up."""
         looked_up = ("embed", "fc", "markov.before", "selector.before", "selector.after")
@@ -96,14 +102,15 @@ def shape_of_block(target: ReadyModel) -> ReadyBlock:
 
 def _ready(head: BlockHead, read: Callable[[], BlockHead], target: ReadyModel) -> ReadyBlock:
     """Choose how a block drafter runs. `head` may be without data; `read` reads it."""
-    compiled = target.has_whole_program and _fits_kernels(head)
+    compiled, config = target.has_whole_program and _fits_kernels(head), head.config
+    notes = [*config.notes, context_note(config.decoder, target), mask_note(config.mask_token, target)]
     return ReadyBlock(
         head.quantised() if compiled else head.in_floats(),
         lambda: read().quantised() if compiled else read().in_floats(),
         compiled=compiled,
         shared_bytes=0 if "head" in head.weights else output_bytes(target),
         dtype=torch.float32 if target.decoder is None else torch.bfloat16,
-        note=context_note(head.config.decoder, target),
+        note="; ".join(filter(None, notes)),
     )
 
 

@@ -78,6 +78,12 @@ class ReadyHead:
         return page_bytes(layers.num_layers, layers.num_kv_heads, layers.head_dim, self.dtype)
 
     @property
+    def own_bytes(self) -> int:
+        """Bytes of its weights in memory."""
+        stored = sum(map(weight_bytes, self.head.weights.values()))
+        return stored if self.compiled else stored * self.dtype.itemsize // torch.float32.itemsize
+
+    @property
     def pass_bytes(self) -> int:
         """Bytes of weights that a draft pass reads: all but `fc` and the embedding, of which it reads a few rows."""
         own = sum(weight_bytes(weight) for name, weight in self.head.weights.items() if name not in ("embed", "fc"))
@@ -171,7 +177,7 @@ def read_eagle(directory: Path, target: ReadyModel, *, format: str, load: LoadHe
 
 def _note(head: EagleHead, target: ReadyModel) -> str:
     """Say what a user of this head beside this target should know, here and in the log."""
-    notes = [context_note(head.config.decoder, target)]
+    notes = [*head.config.notes, context_note(head.config.decoder, target), mask_note(head.config.mask_token, target)]
     if head.config.mask_token is not None and target.decoder is not None:
         notes.append("on a GPU P-EAGLE takes one pass a token, not one a draft")
         logger.warning("the head: %s", notes[-1])
@@ -186,6 +192,13 @@ def context_note(layers: ModelConfig, target: ReadyModel) -> str:
     note = f"trained for {context} tokens of context, the target's {longest}: acceptance may fall beyond"
     logger.warning("the head: %s", note)
     return note
+
+
+def mask_note(token: int | None, target: ReadyModel) -> str:
+    """Say that drafted positions read a row of the embedding that is no token of the target, as published heads do."""
+    if token is None or target.tokenizer is None or token < target.tokenizer.vocab_size:
+        return ""
+    return f"its mask {token} is a padding row of the embedding, behind the {target.tokenizer.vocab_size} tokens"
 
 
 def output_bytes(target: ReadyModel) -> int:

@@ -22,6 +22,7 @@ from paceline.kernels.cpu.build import load_library
 from paceline.kernels.cpu.pack import Layout, Pack
 from paceline.kernels.kv_tensors import page_bytes
 from paceline.kernels.quant import Float8, Quantised, dequantise
+from paceline.models.config import ModelConfig
 from paceline.models.load import LoadedModel, load_model, open_model
 from paceline.models.shapes import random_weights, shape_config
 from paceline.models.weights import (
@@ -242,7 +243,7 @@ def read_model(
         return replace(_ready_from_files(name, format, kv_format, progress, beside), shortlist=shortlist)
     with memory_for(f"the weights of {name}", "choose a smaller format such as fp8 or int4, or a smaller model"):
         model = load_model(name, format=format, device=device, progress=progress)
-        return _ready(name, model, _tokenizer(model, beside), device, kv_format)
+        return _ready(name, model, _tokenizer(model, beside), device, kv_format, beside)
 
 
 def _ready_from_files(
@@ -276,9 +277,16 @@ def _same_tokenizer(one: LoadedModel, other: LoadedModel) -> bool:
 
 
 def ready_shape(
-    name: str, *, format: Format = "auto", device: str = "cpu", kv_format: str = "bf16", seed: int = 0
+    name: str,
+    *,
+    format: Format = "auto",
+    device: str = "cpu",
+    kv_format: str = "bf16",
+    seed: int = 0,
+    beside: ReadyModel | None = None,
 ) -> ReadyModel:
-    """Make a model of a known shape with random weights, for measurements; it has no tokenizer."""
+    """Make a model of a known shape with random weights, for measurements; it has no tokenizer. `beside`: the target
+    that it drafts for."""
     _check_format(format, device)
     config = shape_config(name)
     format = resolve_format(format, quantised=False, device=device)
@@ -287,7 +295,7 @@ def ready_shape(
         drawn = random_weights(config, device=device, dtype=dtype, seed=seed)
         weights = {canonical: in_format(weight, canonical, format=format) for canonical, weight in drawn}
         model = LoadedModel(kind="hf", path=Path(name), config=config, weights=weights, metadata={})
-        return _ready(name, model, None, device, kv_format)
+        return _ready(name, model, None, device, kv_format, beside)
 
 
 def _check_format(format: Format, device: str) -> None:
@@ -297,11 +305,18 @@ def _check_format(format: Format, device: str) -> None:
         raise InvalidRequest(f"weights of format fp32 are for a CPU; on a GPU there are {', '.join(allowed)}")
 
 
-def _ready(name: str, model: LoadedModel, tokenizer: Tokenizer | None, device: str, kv_format: str) -> ReadyModel:
+def _ready(
+    name: str,
+    model: LoadedModel,
+    tokenizer: Tokenizer | None,
+    device: str,
+    kv_format: str,
+    beside: ReadyModel | None = None,
+) -> ReadyModel:
     if torch.device(device).type == "cuda":
         kinds = sorted({_kind(weight) for weight in model.weights.values() if not _is_vector(weight)})
         parts = weight_parts(model, packed=True)
-        decoder = _cuda_decoder(model, device)
+        decoder = _cuda_decoder(model, device, positions=positions_beside(model.config, beside))
         why = f"cuda: {torch.cuda.get_device_name(decoder.device)}, {' and '.join(kinds)} weights"
         return ReadyModel(
             name, model, tokenizer, compiled=False, why=why, decoder=decoder, kv_format=kv_format, parts=parts
@@ -315,12 +330,19 @@ def _ready(name: str, model: LoadedModel, tokenizer: Tokenizer | None, device: s
     return ReadyModel(name=name, model=model, tokenizer=tokenizer, compiled=compiled, why=why, parts=parts)
 
 
-def _cuda_decoder(model: LoadedModel, device: str) -> CudaDecoder:
+def positions_beside(config: ModelConfig, beside: ReadyModel | None) -> int:
+    """Return the positions that rotary tables need: rounds have a drafter read all of a text, also behind its own
+    context."""
+    return max(config.max_context, 0 if beside is None else beside.model.config.max_context)
+
+
+def _cuda_decoder(model: LoadedModel, device: str, *, positions: int) -> CudaDecoder:
+    """`positions`: of its rotary tables."""
     try:
         from paceline.runner.forwards.cuda import CudaDecoder
     except ModuleNotFoundError as error:
         raise UnsupportedModel("a CUDA device needs Triton: pip install triton, or use device cpu") from error
-    return CudaDecoder(model.config, model.weights, max_context=model.config.max_context, device=device)
+    return CudaDecoder(model.config, model.weights, max_context=positions, device=device)
 
 
 def _kind(weight: Weight) -> str:

@@ -102,7 +102,7 @@ class Canary:
     def _declared(self, name: str) -> int:
         parts = self._bridge.llm.parts
         made = parts.drafters.get(name)
-        return 0 if made is None else made.page_bytes * parts.context.pool.num_pages + made.pass_bytes
+        return 0 if made is None else made.page_bytes * parts.context.pool.num_pages + made.own_bytes
 
     # Deciding.
 

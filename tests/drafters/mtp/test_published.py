@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from paceline.draft import Draft
 from paceline.drafters.base import Ask
@@ -51,6 +53,26 @@ def test_drafts_are_those_of_the_formulas(name: str, tmp_path: Path, drafts: Dra
     answers = llm.generate(PROMPTS, PARAMS, speculation=Speculation(drafter="mtp"))
     assert [a.tokens for a in answers] == [a.tokens for a in llm.generate(PROMPTS, PARAMS, speculation=OFF)]
     plain = PlainMtp(head, PlainTarget(target), layout.names, hidden_first=layout.hidden_first)
+    assert sum(len(tokens) == LONGEST for _, tokens in drafts) > 20
+    for before, tokens in drafts:
+        assert list(tokens) == plain.draft(before, len(tokens)), f"after {len(before)} tokens"
+
+
+@pytest.mark.parametrize("own", ["embed_tokens.weight", "lm_head.weight"])
+def test_matrices_of_its_own_are_used_and_copies_are_not(own: str, tmp_path: Path, drafts: Drafts) -> None:
+    layout = LAYOUTS["alone for Llama"]
+    target, head = layout.write(tmp_path)
+    words = words_of(target, head, f"min_confidence=0,max_draft={LONGEST}")
+    for format in ("fp32", "int8"):  # rounded weights of the target are still those of the copies
+        how = LLM(str(target), drafter=words, format=format, **OPTIONS).parts.drafters["mtp"].how
+        assert "of its own" not in how
+    tensors = load_file(head / "model.safetensors")
+    drawn = torch.randn(tensors[own].shape, generator=torch.Generator().manual_seed(5))
+    save_file({**tensors, own: tensors[own].std() * drawn}, head / "model.safetensors")
+    llm = LLM(str(target), drafter=words, format="fp32", **OPTIONS)
+    assert llm.parts.drafters["mtp"].how.count("of its own") == 1
+    llm.generate(PROMPTS, PARAMS, speculation=Speculation(drafter="mtp"))
+    plain = PlainMtp(head, PlainTarget(target), layout.names)
     assert sum(len(tokens) == LONGEST for _, tokens in drafts) > 20
     for before, tokens in drafts:
         assert list(tokens) == plain.draft(before, len(tokens)), f"after {len(before)} tokens"

@@ -36,7 +36,8 @@ def test_no_memory_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_weights_are_counted_before_a_decoder_packs_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    def pack(model: LoadedModel, device: str) -> Any:
+    def pack(model: LoadedModel, device: str, *, positions: int) -> Any:
+        assert positions == model.config.max_context
         model.weights.clear()
         return SimpleNamespace(device=torch.device(device), weight_bytes=7)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from paceline.errors import InvalidRequest, UnknownOption, UnsupportedModel
+from paceline.models.load import LoadedModel
 from paceline.runner.forwards.compiled import CompiledForward
 from paceline.runner.forwards.torch import TorchForward
 from paceline.runner.loading import models as load
@@ -75,4 +78,22 @@ def test_a_gpu_needs_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ready_shape("small").model
     monkeypatch.setitem(sys.modules, "paceline.runner.forwards.cuda", None)
     with pytest.raises(UnsupportedModel, match="pip install triton, or use device cpu"):
-        load._cuda_decoder(model, "cuda")
+        load._cuda_decoder(model, "cuda", positions=8)
+
+
+def test_rotary_tables_reach_as_far_as_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds have a drafter read all of a text, also where its own context is shorter."""
+    found: list[int] = []
+
+    def pack(model: LoadedModel, device: str, *, positions: int) -> Any:
+        found.append(positions)
+        return SimpleNamespace(device=torch.device(device), weight_bytes=7)
+
+    monkeypatch.setattr(load, "_cuda_decoder", pack)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    drafter, target = ready_shape("small"), ready_shape("small")
+    own = drafter.model.config.max_context
+    for context in (own // 2, 4 * own):
+        model = replace(target.model, config=replace(target.model.config, max_context=context))
+        load._ready("small", drafter.model, None, "cuda", "bf16", replace(target, model=model))
+    assert found == [own, 4 * own]
