@@ -25,6 +25,7 @@ from paceline.server.settings import HINTS, RELOADABLE, Settings
 
 ROUTINGS = ("prefix", "session", "none")
 MAX_SECONDS = 1e6
+LAST_ANSWERS_SECONDS = 5.0  # for a replica to close after its last request
 NO_EFFECT = {  # option → why a replica has no use for it
     "max_connections": "Ray's proxies hold the connections",
     "header_timeout": "Ray's proxies read the headers",
@@ -121,6 +122,14 @@ class ClusterConfig:
         """Every option of a server on a machine with these variables: they override the file, as for `serve`."""
         threads = {} if self.cluster.gpus else {"threads": max(1, round(self.cluster.cpus))}
         return DEFAULTS | threads | dict(self.given) | from_environment(OPTIONS, environ)
+
+    def drain_seconds(self, environ: Mapping[str, str]) -> float:
+        """Return the seconds that a replica which is to end has for its requests, and to close after them.
+
+        Unless `drain_timeout` says otherwise no request is cut: it gets the time that any request may take."""
+        given = self.options(environ)
+        longest = given.get("request_timeout", Settings().request_timeout)
+        return float(given.get("drain_timeout", longest)) + LAST_ANSWERS_SECONDS
 
     @property
     def live(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ place where its bundles are asked for, and `ServedReplica` the one where its ran
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from ray import serve
@@ -20,7 +21,6 @@ from paceline.server.settings import Settings
 
 OTHER_REQUESTS = 64  # requests of a replica beside those that its engine has: probes, metrics, the playground
 DRAIN_LOOP = 0.5  # seconds between two looks at the requests of a replica that is to end
-LAST_ANSWERS = 5.0  # seconds for a replica to close after its last request
 TRIES = 3  # starts of a replica before the deployment has failed
 METRICS_PERIOD = 1.0  # seconds between two reports of a load
 
@@ -41,9 +41,8 @@ class ServedReplica(Replica):
 
 def application(config: ClusterConfig) -> Any:
     """Make the application that `serve.run` takes."""
-    given, cluster = config.options({}), config.cluster
-    settings = Settings()
-    waiting = given.get("max_waiting", settings.max_waiting)
+    given, cluster = config.options(os.environ), config.cluster
+    waiting = given.get("max_waiting", Settings().max_waiting)
     deployment = serve.deployment(
         ServedReplica,
         name="Paceline",
@@ -51,7 +50,7 @@ def application(config: ClusterConfig) -> Any:
         max_ongoing_requests=given.get("max_sequences", EngineConfig().max_sequences) + waiting + OTHER_REQUESTS,
         max_queued_requests=waiting + OTHER_REQUESTS,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
-        graceful_shutdown_timeout_s=given.get("drain_timeout", settings.drain_timeout) + LAST_ANSWERS,
+        graceful_shutdown_timeout_s=config.drain_seconds(os.environ),
         graceful_shutdown_wait_loop_s=DRAIN_LOOP,
         max_constructor_retry_count=TRIES,
         health_check_period_s=cluster.health_period,

@@ -21,6 +21,7 @@ from paceline.server.process import bind
 from paceline.server.settings import Settings
 
 OLDEST_RAY = (2, 60)  # the first that was tried: a late-bound app of an ingress, policies as classes
+DELETE_SECONDS = 60.0  # after which `serve.delete` gives up waiting for an application that drains
 STORE_BYTES = 256 << 20  # Ray's object store: requests and answers do not go through it
 
 
@@ -56,7 +57,7 @@ def running(config: ClusterConfig, *, address: str | None = None) -> Iterator[Se
         deploy(config)
         yield settings
     finally:
-        serve.delete(config.cluster.name)
+        _drain(config.cluster.name, within=config.drain_seconds(os.environ))
         if address is None:
             serve.shutdown()
         ray.shutdown()
@@ -73,6 +74,18 @@ def deploy(config: ClusterConfig) -> None:
     except RuntimeError as error:
         said = "\n".join(_messages(config.cluster.name)) or str(error)
         raise ClusterError(f"the replicas do not start: {reason(said)}") from None
+
+
+def _drain(name: str, *, within: float) -> None:
+    """End an application once its requests have ended. `within`: seconds after which Ray kills its replicas."""
+    from ray import serve
+
+    for _ in range(2 + int(within // DELETE_SECONDS)):
+        try:
+            return serve.delete(name)
+        except TimeoutError:
+            continue
+    raise ClusterError(f"Ray has not ended the application {name} within {within:g} s: see `ray status` and its log")
 
 
 def _messages(name: str) -> list[str]:

@@ -12,10 +12,11 @@ import pytest
 
 from paceline import __version__
 from paceline.cluster import app
-from paceline.cluster.config import ClusterConfig
+from paceline.cluster.config import LAST_ANSWERS_SECONDS, ClusterConfig
 from paceline.cluster.replica import Replica
 from paceline.config import EngineConfig
 from paceline.errors import UnknownOption
+from paceline.server.settings import Settings
 from tests.cluster import fake_ray
 
 
@@ -53,10 +54,30 @@ def test_replicas_get_the_options_that_are_theirs() -> None:
 
 
 def test_a_full_queue_is_the_servers_own_to_refuse() -> None:
-    """Ray must hand a replica more requests than it takes, and wait longer than it drains."""
-    bound = app({"max_waiting": 100, "drain_timeout": 77})
+    """Ray must hand a replica more requests than it takes."""
+    bound = app({"max_waiting": 100})
     assert bound.options["max_ongoing_requests"] > EngineConfig().max_sequences + 100
-    assert bound.options["graceful_shutdown_timeout_s"] > 77
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        ({}, Settings().request_timeout),
+        ({"request_timeout": 900}, 900),
+        ({"request_timeout": 900, "drain_timeout": 77}, 77),
+        ({"drain_timeout": 1200}, 1200),
+    ],
+)
+def test_ray_waits_longer_than_a_request_may_take(given: dict[str, float], seconds: float) -> None:
+    assert app(given).options["graceful_shutdown_timeout_s"] == seconds + LAST_ANSWERS_SECONDS
+
+
+def test_variables_of_this_machine_count_for_the_limits_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_REQUEST_TIMEOUT", "1000")
+    monkeypatch.setenv("PACELINE_MAX_WAITING", "5000")
+    options = app({"max_waiting": 5}).options
+    assert options["graceful_shutdown_timeout_s"] > 1000
+    assert options["max_ongoing_requests"] > options["max_queued_requests"] > 5000
 
 
 def test_numbers_of_replicas_change_without_new_ones() -> None:

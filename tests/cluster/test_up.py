@@ -17,6 +17,7 @@ from paceline.cluster.config import ClusterConfig
 from paceline.cluster.up import check_ray, http_options, reason, set_door
 from paceline.errors import ClusterError, InvalidRequest, MissingExtra
 from paceline.server.settings import Settings
+from tests.cluster import fake_ray
 
 
 def absent(name: str) -> str:
@@ -84,6 +85,25 @@ def test_replicas_that_never_fit_are_an_error() -> None:
         up._check_room(config, {"CPU": 4.0})
     with pytest.raises(InvalidRequest, match="1 GPUs each need 1, and the cluster has 0: lower min_replicas or gpus"):
         up._check_room(ClusterConfig.of({"cluster": {"gpus": 1}}, where="f"), {"CPU": 4.0})
+
+
+def test_a_drain_that_takes_minutes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's call gives up after a minute, and a request may take ten."""
+    fake_ray.install(monkeypatch)
+    calls: list[str] = []
+
+    def delete(name: str) -> None:
+        calls.append(name)
+        if len(calls) < ends:
+            raise TimeoutError
+
+    monkeypatch.setattr("ray.serve.delete", delete, raising=False)
+    ends = 11
+    up._drain("p", within=605.0)
+    assert calls == ["p"] * 11
+    ends = 100
+    with pytest.raises(ClusterError, match="Ray has not ended the application p within 605 s"):
+        up._drain("p", within=605.0)
 
 
 def test_the_reason_of_a_replica_is_found_in_what_ray_says() -> None:

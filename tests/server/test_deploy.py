@@ -18,6 +18,7 @@ from paceline.server.bridge import Bridge
 from paceline.server.gather import gather
 from paceline.server.launch import LOADING
 from paceline.server.metrics import Metrics
+from paceline.server.process import LAST_ANSWERS_SECONDS
 from paceline.server.settings import HINTS, Settings
 from paceline.types import Finish, Off, OffKind, SequenceStats, Speedup, TokenEvent
 
@@ -178,7 +179,8 @@ def test_the_config_map_is_a_file_of_settings(tmp_path: Path) -> None:
     assert (settings.host, settings.port) == ("0.0.0.0", PORT)
     assert not settings.api_keys  # they belong into a Secret
     wait = int(CONTAINER["lifecycle"]["preStop"]["exec"]["command"][1])
-    assert settings.drain_timeout + wait < POD["terminationGracePeriodSeconds"]
+    assert settings.drain_timeout >= settings.request_timeout, "no request is cut"
+    assert wait + settings.drain_timeout + LAST_ANSWERS_SECONDS < POD["terminationGracePeriodSeconds"]
 
 
 def test_compose_waits_for_the_drain() -> None:

@@ -121,7 +121,9 @@ def test_workers_have_room_for_replicas_and_time_to_drain() -> None:
     [container] = pod["containers"]
     assert float(container["resources"]["limits"]["cpu"]) >= config.cluster.cpus
     assert workers["maxReplicas"] >= config.cluster.max_replicas
-    assert pod["terminationGracePeriodSeconds"] > config.given["drain_timeout"]
+    assert config.drain_seconds({}) > config.given["request_timeout"]
+    assert pod["terminationGracePeriodSeconds"] > config.drain_seconds({})
+    assert RAY["spec"]["rayClusterDeletionDelaySeconds"] >= pod["terminationGracePeriodSeconds"], "60 by default"
 
 
 def test_rays_version_is_one_that_the_extra_allows() -> None:
