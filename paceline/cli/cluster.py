@@ -4,7 +4,8 @@ paceline cluster up cluster.yaml
 paceline cluster up cluster.yaml --address auto
 
 The file has the options of `paceline serve`, and a section `cluster` with those of its replicas (docs/cluster.md).
-SIGHUP reads it anew: new replicas start, and the old ones drain. Ctrl-C or SIGTERM drains and ends it.
+SIGHUP reads it anew: limits and keys change in place; for other options new replicas start, and the old ones drain.
+Ctrl-C or SIGTERM drains and ends it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import signal
 import threading
 from argparse import SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.interrupts import stopped_by_signals
@@ -55,8 +57,15 @@ def run(args: Namespace) -> int:
     config = ClusterConfig.read(args.config)
     with running(config, address=args.address) as settings:
         print(_banner(config, settings.url), flush=True)
-        follow(lambda: deploy(ClusterConfig.read(args.config)))
+        follow(partial(change, config, args.config, deploy))
     return 0
+
+
+def change(before: ClusterConfig, path: str, deploy: Callable[[ClusterConfig], None]) -> None:
+    """Read the file again, and change the cluster. `before`: what its proxies were started with."""
+    wanted = type(before).read(path)
+    before.check_change(wanted)
+    deploy(wanted)
 
 
 def follow(change: Callable[[], None], *, stop: threading.Event | None = None) -> None:

@@ -14,8 +14,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, Self, get_type_hints
 
+from paceline import __version__
 from paceline.checks import check_integer, check_number
 from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest, UnknownOption
@@ -34,6 +36,7 @@ NO_EFFECT = {  # option → why a replica has no use for it
     "record_share": "nothing is recorded in a cluster",
     "record_without_text": "nothing is recorded in a cluster",
 }
+KEPT = ("name", "routing", "max_imbalance")  # options of the application and of the routers that its proxies have made
 PROXY = frozenset({"host", "port", "tls_cert", "tls_key"})  # options of Ray's proxies
 
 
@@ -136,10 +139,35 @@ class ClusterConfig:
         """Options that replicas take over while they run."""
         return {name: value for name, value in self.raw.items() if name in RELOADABLE}
 
+    def check_change(self, other: Self) -> None:
+        """Raise InvalidRequest if a running cluster cannot be changed to `other`: Ray would ignore it in part."""
+        for name in sorted(PROXY):
+            if self.given.get(name) != other.given.get(name):
+                raise InvalidRequest(f"{name} cannot change while the cluster runs: start it anew")
+        for name in KEPT:
+            if getattr(self.cluster, name) != getattr(other.cluster, name):
+                raise InvalidRequest(
+                    f"{name} in the section cluster cannot change while the cluster runs: start it anew"
+                )
+
     @property
     def fixed(self) -> dict[str, Any]:
         """Options that replicas are started with: another value starts new replicas."""
         return {name: value for name, value in self.raw.items() if name not in RELOADABLE and name not in PROXY}
+
+    @property
+    def reserved(self) -> dict[str, float]:
+        """Options of the section `cluster` that replicas are started with."""
+        return {"cpus": self.cluster.cpus, "gpus": self.cluster.gpus}
+
+    @property
+    def version(self) -> str:
+        """Name what replicas are started with: replicas of one version differ in live settings alone.
+
+        Values count as they are read, not as they are written: 2M is 2097152."""
+        fixed = {name: self.given[name] for name in self.fixed}
+        parts = [__version__, sorted(self.reserved.items()), sorted(fixed.items())]
+        return blake2b(repr(parts).encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
 def _parsed(text: str, where: str) -> Any:

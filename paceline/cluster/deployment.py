@@ -59,8 +59,8 @@ def application(config: ClusterConfig) -> Any:
         **scaling(cluster),
         **resources(cluster),
     )
-    reserved = {"cpus": cluster.cpus, "gpus": cluster.gpus}  # other options change without new replicas
-    return deployment.bind(version=__version__, cluster=reserved, fixed=config.fixed)
+    versioned = deployment.options(version=config.version, _internal=True)  # else Ray takes each run for new code
+    return versioned.bind(version=__version__, cluster=config.reserved, fixed=config.fixed)
 
 
 def resources(cluster: ClusterOptions) -> dict[str, Any]:

@@ -64,7 +64,10 @@ def running(config: ClusterConfig, *, address: str | None = None) -> Iterator[Se
 
 
 def deploy(config: ClusterConfig) -> None:
-    """Start the application, or change the one that runs: new replicas start, and the old ones drain."""
+    """Start the application, or change the one that runs.
+
+    Replicas take over live settings while they run. Where other options differ, new ones start, and the old ones
+    drain."""
     from ray import serve
 
     from paceline.cluster.deployment import application

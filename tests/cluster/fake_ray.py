@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -29,10 +29,21 @@ class Bound:
 
     cls: type
     options: dict[str, Any]
-    given: dict[str, Any] = field(default_factory=dict)
+    given: dict[str, Any]
+
+
+class Deployment:
+    """What `serve.deployment` returns."""
+
+    def __init__(self, cls: type, **given: Any) -> None:
+        self._cls, self._given = cls, given
+
+    def options(self, *, version: str, _internal: bool) -> Deployment:
+        assert _internal, "Ray takes a version from within alone"
+        return Deployment(self._cls, **self._given, version=version)
 
     def bind(self, **given: Any) -> Bound:
-        return Bound(self.cls, self.options, given)
+        return Bound(self._cls, self._given, given)
 
 
 class Config(SimpleNamespace):
@@ -50,7 +61,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     serve.__dict__.update(
         ingress=ingress,
-        deployment=lambda cls, **options: Bound(cls, options),
+        deployment=Deployment,
         get_replica_context=lambda: SimpleNamespace(replica_id=SimpleNamespace(unique_id="r7")),
     )
     names = ("AutoscalingConfig", "AutoscalingPolicy", "BackpressureConfig", "RequestRouterConfig")

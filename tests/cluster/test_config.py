@@ -58,6 +58,65 @@ def test_options_of_proxies_reach_no_replica() -> None:
     assert set(found.live) <= RELOADABLE
 
 
+BASE: dict[str, Any] = {"model": "m", "drafter": ["ngram"], "kv_memory": "2M", "cluster": {"cpus": 2}}
+ANOTHER: dict[str, Any] = {  # another value for some options
+    "max_waiting": 9,
+    "api_keys": ["k"],
+    "request_timeout": 5,
+    "allowed_rules": ["coupled"],
+    "log_prompts": True,
+}
+
+
+@pytest.mark.parametrize("given", [{name: value} for name, value in ANOTHER.items()], ids=list(ANOTHER))
+def test_live_settings_leave_the_version_as_it_is(given: dict[str, Any]) -> None:
+    assert set(given) <= RELOADABLE
+    assert config(**BASE, **given).version == config(**BASE).version
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"port": 9},
+        {"host": "::1"},
+        {"cluster": {"cpus": 2, "min_replicas": 3, "max_replicas": 5, "target_waiting": 7, "health_period": 2}},
+        {"kv_memory": 2 << 20},
+        {"drafter": "ngram"},
+        dict(reversed(BASE.items())),
+    ],
+    ids=str,
+)
+def test_replicas_that_would_be_started_alike_have_one_version(given: dict[str, Any]) -> None:
+    assert config(**BASE | given).version == config(**BASE).version
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"model": "other"},
+        {"drafter": ["suffix"]},
+        {"drafter": ["ngram", "suffix"]},
+        {"kv_memory": "3M"},
+        {"threads": 3},
+        {"served_name": "n"},
+        {"log_json": True},
+        {"canary": "drafter=suffix share=0.1"},
+        {"state_dir": "s"},
+        {"cluster": {"cpus": 1}},
+        {"cluster": {"cpus": 2, "gpus": 1}},
+    ],
+    ids=str,
+)
+def test_options_of_the_start_are_in_the_version(given: dict[str, Any]) -> None:
+    assert config(**BASE | given).version != config(**BASE).version
+
+
+def test_paceline_s_own_version_is_in_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = config(**BASE).version
+    monkeypatch.setattr("paceline.cluster.config.__version__", "9.9")
+    assert config(**BASE).version != before
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

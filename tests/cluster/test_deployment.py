@@ -80,10 +80,15 @@ def test_variables_of_this_machine_count_for_the_limits_of_ray(monkeypatch: pyte
     assert options["max_ongoing_requests"] > options["max_queued_requests"] > 5000
 
 
-def test_numbers_of_replicas_change_without_new_ones() -> None:
-    one, other = app({"cluster": {"max_replicas": 3}}), app({"cluster": {"max_replicas": 4, "target_waiting": 9}})
+def test_numbers_of_replicas_and_live_settings_change_without_new_ones() -> None:
+    """Ray starts new replicas for another version alone, with other arguments."""
+    one, other = (
+        app({"cluster": {"max_replicas": 3}, "max_waiting": 9}),
+        app({"cluster": {"max_replicas": 4, "target_waiting": 9}, "max_waiting": 3}),
+    )
     assert one.given == other.given
-    assert one.options["user_config"] == other.options["user_config"]
+    assert one.options["version"] == other.options["version"] != app({"model": "other"}).options["version"]
+    assert (one.options["user_config"], other.options["user_config"]) == ({"max_waiting": 9}, {"max_waiting": 3})
 
 
 def test_autoscaling_follows_the_policy() -> None:

@@ -132,6 +132,30 @@ def test_the_file_is_read_on_a_signal_until_the_end(capsys: pytest.CaptureFixtur
     assert signal.getsignal(signal.SIGHUP) is before
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("port: 9", "port cannot change while the cluster runs: start it anew"),
+        ("cluster: {name: x}", "name in the section cluster cannot change"),
+        ("cluster: {routing: none}", "routing in the section cluster cannot change"),
+        ("cluster: {max_imbalance: 3}", "max_imbalance in the section cluster cannot change"),
+    ],
+)
+def test_what_ray_would_ignore_is_refused(line: str, message: str, tmp_path: Path) -> None:
+    file, before = tmp_path / "c.yaml", ClusterConfig.of({"model": "m"}, where="f")
+    file.write_text(f"model: m\n{line}\n")
+    with pytest.raises(InvalidRequest, match=message):
+        command.change(before, str(file), lambda config: pytest.fail("it was deployed"))
+
+
+def test_a_change_of_the_file_is_deployed(tmp_path: Path) -> None:
+    file, before = tmp_path / "c.yaml", ClusterConfig.of({"model": "m", "port": 9}, where="f")
+    file.write_text("model: m\nport: '9'\nmax_waiting: 3\ncluster: {max_replicas: 2}\n")
+    deployed: list[ClusterConfig] = []
+    command.change(before, str(file), deployed.append)
+    assert [config.live for config in deployed] == [{"max_waiting": 3}]
+
+
 def test_a_signal_to_end_drains(capsys: pytest.CaptureFixture[str]) -> None:
     threading.Timer(0.05, lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)).start()
     command.follow(lambda: None)
