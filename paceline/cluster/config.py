@@ -22,7 +22,7 @@ from paceline.checks import check_integer, check_number
 from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest, UnknownOption
 from paceline.server.gather import from_environment, read_options, read_yaml
-from paceline.server.launch import DEFAULTS, OPTIONS
+from paceline.server.launch import DEFAULTS, ENGINE, OPTIONS
 from paceline.server.settings import HINTS, RELOADABLE, Settings
 
 ROUTINGS = ("prefix", "session", "none")
@@ -48,7 +48,7 @@ class ClusterOptions:
     route_prefix: str = "/"  # below which its paths are
     min_replicas: int = 1
     max_replicas: int = 1  # as many as min_replicas: no autoscaling
-    cpus: float = 1.0  # cores that Ray reserves for a replica; also its threads, unless `threads` is given
+    cpus: float = 1.0  # cores that Ray reserves for a replica; also the threads of its ranks, unless `threads` is given
     gpus: float = 0.0  # GPUs that Ray reserves for a replica
     target_waiting: float = 4.0  # mean of waiting sequences a replica, from which another is started
     target_kv_usage: float = 0.8  # share of KV pages, from which another is started
@@ -117,14 +117,23 @@ class ClusterConfig:
         for name in self.given:
             if name in NO_EFFECT:
                 raise InvalidRequest(f"{name} has no effect in a cluster: {NO_EFFECT[name]}; leave it out")
-        EngineConfig.of(**{name: self.given[name] for name in get_type_hints(EngineConfig) if name in self.given})
+        engine = EngineConfig.of(**{name: self.given[name] for name in ENGINE if name in self.given})
+        if engine.tensor_parallel > max(1, self.cluster.cpus) and not self.cluster.gpus:
+            raise InvalidRequest(
+                f"tensor_parallel {engine.tensor_parallel}: each rank needs a core, and Ray reserves "
+                f"{self.cluster.cpus:g} for a replica; raise cpus in the section cluster"
+            )
         Settings.of(**{name: value for name, value in self.given.items() if name in HINTS})
         return self
 
     def options(self, environ: Mapping[str, str]) -> dict[str, Any]:
-        """Every option of a server on a machine with these variables: they override the file, as for `serve`."""
-        threads = {} if self.cluster.gpus else {"threads": max(1, round(self.cluster.cpus))}
-        return DEFAULTS | threads | dict(self.given) | from_environment(OPTIONS, environ)
+        """Every option of a server on a machine with these variables: they override the file, as for `serve`.
+
+        Threads, unless they are given: the cores that Ray reserves, by the ranks that share them."""
+        given = dict(self.given) | from_environment(OPTIONS, environ)
+        ranks = given.get("tensor_parallel", 1)
+        threads = {} if self.cluster.gpus else {"threads": max(1, int(self.cluster.cpus // ranks))}
+        return DEFAULTS | threads | given
 
     def drain_seconds(self, environ: Mapping[str, str]) -> float:
         """Return the seconds that a replica which is to end has for its requests, and to close after them.
