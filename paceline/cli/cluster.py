@@ -56,7 +56,7 @@ def run(args: Namespace) -> int:
     check_ray()
     config = ClusterConfig.read(args.config)
     with running(config, address=args.address) as settings:
-        print(_banner(config, settings.url), flush=True)
+        print(_banner(config, settings.url, args.address), flush=True)
         follow(partial(change, config, args.config, deploy))
     return 0
 
@@ -92,13 +92,14 @@ def _try(change: Callable[[], Any]) -> None:
         print(f"nothing was changed: {error}", flush=True)
 
 
-def _banner(config: ClusterConfig, url: str) -> str:
+def _banner(config: ClusterConfig, url: str, address: str | None = None) -> str:
     cluster = config.cluster
     replicas = f"{cluster.min_replicas} to {cluster.max_replicas}" if cluster.scales else str(cluster.min_replicas)
     routing = {"prefix": "session and prefix", "session": "session", "none": "load alone"}[cluster.routing]
     base = f"{url}{cluster.route_prefix.rstrip('/')}/v1"
+    where = f"  on each node with a replica, in the Ray at {address}; 127.0.0.1 is the node itself\n" if address else ""
     return (
         f"{replicas} replicas, each with {cluster.cpus:g} CPUs and {cluster.gpus:g} GPUs, routing by {routing}\n"
-        f"  {base}   for OpenAI's clients, as base_url\n"
+        f"  {base}   for OpenAI's clients, as base_url\n{where}"
         "Ctrl-C to drain and stop; SIGHUP to read the file anew"
     )
