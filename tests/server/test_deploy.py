@@ -79,6 +79,17 @@ def test_the_image_listens_where_it_says() -> None:
     assert Settings(**gather(HINTS, flags={}, environ=given, file=None)).port == PORT
 
 
+def test_tools_that_look_at_the_health_are_in_the_image() -> None:
+    """A slim image has neither wget nor curl of its own; probes that KubeRay adds to its pods call wget."""
+    [installed] = re.findall(r"apt-get install (.*?) &&", docker("RUN")[-1])
+    base = {"python", "sleep", "bash", "sh", "grep"}  # in python:3.12-slim
+    [check] = re.findall(r"CMD (\[.*\])", docker("HEALTHCHECK")[0])
+    assert docker("FROM")[-1].startswith("python:3.12-slim")
+    assert json.loads(check)[0] in base | set(installed.split())
+    assert CONTAINER["lifecycle"]["preStop"]["exec"]["command"][0] in base
+    assert "wget" in installed.split()
+
+
 def test_the_image_runs_as_nobody_in_particular_and_leaves_its_builder_behind() -> None:
     assert len(docker("FROM")) == 2
     assert all("slim" in image for image in docker("FROM"))
