@@ -6,21 +6,25 @@ place where its bundles are asked for, and `ServedReplica` the one where its ran
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureConfig, RequestRouterConfig
+from ray.serve.exceptions import RayServeException
 
 from paceline import __version__
 from paceline.cluster.config import ClusterConfig, ClusterOptions
 from paceline.cluster.front import Front
 from paceline.cluster.replica import Replica
 from paceline.config import EngineConfig
+from paceline.server import logs
 from paceline.server.settings import Settings
 
 OTHER_REQUESTS = 64  # requests of a replica beside those that its engine has: probes, metrics, the playground
 DRAIN_LOOP = 0.5  # seconds between two looks at the requests of a replica that is to end
+ANSWER_SECONDS = 5.0  # for other replicas to answer a replica; Prometheus waits 10
 TRIES = 3  # starts of a replica before the deployment has failed
 METRICS_PERIOD = 1.0  # seconds between two reports of a load
 
@@ -34,6 +38,17 @@ class ServedReplica(Replica):
 
     def __serve_build_asgi_app__(self) -> Front:
         return self.front()
+
+    async def ask_all(self, method: str) -> list[Any]:
+        """Call a method of every replica of this deployment. Those that fail or are late are left out."""
+        here = serve.get_replica_context()
+        try:
+            asked = serve.get_deployment_handle(here.deployment, here.app_name).broadcast(method)
+            found = await asked.results_async(timeout_s=ANSWER_SECONDS, return_exceptions=True)
+        except (RayServeException, TimeoutError) as error:
+            logs.say("replicas do not answer", level=logging.WARNING, method=method, reason=str(error))
+            return []
+        return [each for each in found if not isinstance(each, BaseException)]
 
     async def __del__(self) -> None:
         await self.close()

@@ -56,20 +56,24 @@ def ingress() -> Callable[[type], type]:
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the fakes where Ray's modules would be, and forget the modules that would import them."""
-    serve, config, router, ray = (
-        ModuleType(name) for name in ("ray.serve", "ray.serve.config", "ray.serve.request_router", "ray")
+    serve, config, router, exceptions, ray = (
+        ModuleType(name)
+        for name in ("ray.serve", "ray.serve.config", "ray.serve.request_router", "ray.serve.exceptions", "ray")
     )
+    exceptions.__dict__["RayServeException"] = type("RayServeException", (Exception,), {})
     serve.__dict__.update(
         ingress=ingress,
         deployment=Deployment,
-        get_replica_context=lambda: SimpleNamespace(replica_id=SimpleNamespace(unique_id="r7")),
+        get_replica_context=lambda: SimpleNamespace(
+            replica_id=SimpleNamespace(unique_id="r7"), deployment="Paceline", app_name="paceline"
+        ),
     )
     names = ("AutoscalingConfig", "AutoscalingPolicy", "BackpressureConfig", "RequestRouterConfig")
     config.__dict__.update({name: type(name, (Config,), {}) for name in names})
     router.__dict__.update(dict.fromkeys(("PendingRequest", "ReplicaID", "RunningReplica"), SimpleNamespace))
     router.__dict__["RequestRouter"] = RequestRouter
     ray.__dict__["serve"] = serve
-    for module in (ray, serve, config, router):
+    for module in (ray, serve, config, router, exceptions):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     for name in ("paceline.cluster.router", "paceline.cluster.deployment"):
         monkeypatch.delitem(sys.modules, name, raising=False)

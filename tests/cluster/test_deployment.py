@@ -144,6 +144,41 @@ def test_an_actor_is_a_replica_under_its_own_name(monkeypatch: pytest.MonkeyPatc
     assert told == {"name": "r7", "fixed": {}, "closed": True}
 
 
+def asked(monkeypatch: pytest.MonkeyPatch, answers: list[Any] | Exception) -> list[Any]:
+    """What a replica learns from the others, if Ray brings these answers."""
+
+    async def results_async(*, timeout_s: float, return_exceptions: bool) -> list[Any]:
+        assert return_exceptions
+        assert 0 < timeout_s < 10, "less than Prometheus waits for a scrape"
+        if isinstance(answers, Exception):
+            raise answers
+        return answers
+
+    told: list[str] = []
+    response = SimpleNamespace(results_async=results_async)
+    handle = SimpleNamespace(broadcast=lambda method: told.append(method) or response)
+    monkeypatch.setattr(
+        "ray.serve.get_deployment_handle",
+        lambda *names: told.extend(names) or handle,
+        raising=False,
+    )
+    cls: Any = app({}).cls
+    found: list[Any] = asyncio.run(Replica.__new__(cls).ask_all("collected"))
+    assert told == ["Paceline", "paceline", "collected"]
+    return found
+
+
+def test_a_replica_asks_all_and_leaves_out_those_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert asked(monkeypatch, [("r1", []), RuntimeError("died"), ("r2", [])]) == [("r1", []), ("r2", [])]
+
+
+def test_replicas_that_are_late_hold_up_no_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert asked(monkeypatch, TimeoutError("late")) == []
+    assert "replicas do not answer" in caplog.text
+
+
 # The router.
 
 

@@ -6,6 +6,7 @@ clients/cluster.py shows more of it, with a real model: kills, scaling, 200 requ
 from __future__ import annotations
 
 import json
+import re
 import socket
 import urllib.error
 import urllib.request
@@ -72,6 +73,14 @@ def test_a_seeded_request_gives_the_same_text_from_both(cluster: Running) -> Non
 def test_a_prompt_and_a_session_stay(cluster: Running) -> None:
     assert len({cluster.ask(prompt="new " * 30, seed=i)[0] for i in range(8)}) == 1
     assert len({cluster.ask({"x-session-id": "s"}, prompt=str(i))[0] for i in range(8)}) == 1
+
+
+def test_one_scrape_shows_all_replicas(cluster: Running) -> None:
+    names = replicas(cluster)
+    for _ in range(4):  # whichever replica gets it
+        with urllib.request.urlopen(f"http://127.0.0.1:{cluster.given['port']}/metrics", timeout=60) as answer:
+            text = answer.read().decode()
+        assert sorted(set(re.findall(r'vllm:num_requests_waiting{.*replica="([^"]+)"', text))) == names
 
 
 def test_live_settings_change_in_place(cluster: Running) -> None:
