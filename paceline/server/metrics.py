@@ -153,13 +153,13 @@ class Metrics:
     def _accepted(self) -> int:
         return sum(accepted * count for accepted, count in self._drafts.items())
 
-    async def render(self, accept: str = "") -> tuple[bytes, str]:
+    def render(self, accept: str = "", replicas: Mapping[str, Iterable[Metric]] | None = None) -> tuple[bytes, str]:
         """Return the text and its content type: OpenMetrics if `accept` asks for it, else Prometheus' own.
 
-        In a cluster it has the metrics of all replicas, with a label."""
+        `replicas`: metrics of all replicas of a cluster by name, this one's among them; None: there is no cluster."""
         encode, content_type = choose_encoder(accept)
         registry = CollectorRegistry()
-        registry.register(self if self.replicas is None else Merged(await self.replicas()))
+        registry.register(self if replicas is None else Merged(replicas))
         return encode(registry), content_type
 
     def collect(self) -> Iterator[Metric]:
@@ -305,7 +305,8 @@ def install_metrics(app: FastAPI, bridge: Bridge) -> Metrics:
 
     @app.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
     async def scrape(request: Request) -> Response:
-        text, content_type = await metrics.render(request.headers.get("accept", ""))
+        replicas = None if metrics.replicas is None else await metrics.replicas()
+        text, content_type = metrics.render(request.headers.get("accept", ""), replicas)
         return Response(text, headers={"content-type": content_type})
 
     return metrics

@@ -163,7 +163,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, answers: list[Any] | Exception) -> li
         raising=False,
     )
     cls: Any = app({}).cls
-    found: list[Any] = asyncio.run(Replica.__new__(cls).ask_all("collected"))
+    found: list[Any] = asyncio.run(cls.ask_all(SimpleNamespace(), "collected"))
     assert told == ["Paceline", "paceline", "collected"]
     return found
 

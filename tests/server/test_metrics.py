@@ -81,7 +81,7 @@ def make(**options: Any) -> Metrics:
 
 def values(metrics: Metrics) -> dict[str, float]:
     """By name, or `name{label}` where there is a label beside the model's name."""
-    text, content_type = asyncio.run(metrics.render())
+    text, content_type = metrics.render()
     assert content_type.startswith("text/plain")
     found = {}
     for sample in itertools.chain.from_iterable(family.samples for family in parse(text.decode())):
@@ -225,7 +225,7 @@ def test_buckets_are_cumulative_and_hold_their_upper_bound() -> None:
 def test_openmetrics_where_it_is_asked_for() -> None:
     metrics = make()
     metrics.observe(last())
-    text, content_type = asyncio.run(metrics.render("application/openmetrics-text; version=1.0.0"))
+    text, content_type = metrics.render("application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")
     assert any(family.name == "vllm:spec_decode_num_drafts" for family in parse_openmetrics(text.decode()))
 
