@@ -173,9 +173,10 @@ class ClusterConfig:
     def version(self) -> str:
         """Name what replicas are started with: replicas of one version differ in live settings alone.
 
-        Values count as they are read, not as they are written: 2M is 2097152."""
+        Values count as they are read, not as they are written: 2M is 2097152. Whether there is an autoscaler counts,
+        since replicas that Ray starts without one never report their load."""
         fixed = {name: self.given[name] for name in self.fixed}
-        parts = [__version__, sorted(self.reserved.items()), sorted(fixed.items())]
+        parts = [__version__, self.cluster.scales, sorted(self.reserved.items()), sorted(fixed.items())]
         return blake2b(repr(parts).encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 

@@ -69,7 +69,12 @@ def test_options_of_proxies_reach_no_replica() -> None:
     assert set(found.live) <= RELOADABLE
 
 
-BASE: dict[str, Any] = {"model": "m", "drafter": ["ngram"], "kv_memory": "2M", "cluster": {"cpus": 2}}
+BASE: dict[str, Any] = {
+    "model": "m",
+    "drafter": ["ngram"],
+    "kv_memory": "2M",
+    "cluster": {"cpus": 2, "max_replicas": 2},
+}
 ANOTHER: dict[str, Any] = {  # another value for some options
     "max_waiting": 9,
     "api_keys": ["k"],
@@ -113,8 +118,9 @@ def test_replicas_that_would_be_started_alike_have_one_version(given: dict[str, 
         {"log_json": True},
         {"canary": "drafter=suffix share=0.1"},
         {"state_dir": "s"},
-        {"cluster": {"cpus": 1}},
-        {"cluster": {"cpus": 2, "gpus": 1}},
+        {"cluster": {"cpus": 1, "max_replicas": 2}},
+        {"cluster": {"cpus": 2, "gpus": 1, "max_replicas": 2}},
+        {"cluster": {"cpus": 2, "min_replicas": 2, "max_replicas": 2}},  # no autoscaler
     ],
     ids=str,
 )
