@@ -11,6 +11,7 @@
 #                   and the oldest that the libraries have code for (TESTS="tests/kernels …" for some of them)
 #   make test-arm   recorded passes on emulated CPUs: ARM with and without sdot, x86 without AVX; needs qemu and a
 #                   cross-compiler
+#   make test-ray   a cluster on Ray Serve: two replicas of a tiny model; installs Ray
 #   make test-slow  long proofs, before a release: what they prove, `make test` shows by less
 #   make test-gpu   the kernels for GPUs on a GPU, with GPU_PYTHON: a Python that has torch for CUDA, and pytest
 #   make check      lint, format, types, import directions
@@ -42,7 +43,7 @@ READY_TO_CLUSTER := .venv/.ready-to-cluster
 READY_TO_DEVELOP := .venv/.ready-to-develop
 READY_TO_COMPARE := $(PEERS)/.ready-to-compare
 
-TESTING := test coverage test-avx2 test-portable test-arm test-slow
+TESTING := test coverage test-avx2 test-portable test-arm test-ray test-slow
 # Small models gain nothing from more threads, and tests must not fight each other for cores.
 $(TESTING): export OMP_NUM_THREADS = 1
 # Bytecode is kept beside the environment even where it is written nowhere else: half of the time to collect the tests,
@@ -77,6 +78,9 @@ test-arm: $(READY_TO_DEVELOP)
 	    echo "$$tool is not installed; on Debian and Ubuntu:" \
 	        "apt install qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross"; exit 1; }; done
 	$(BIN)/python -m pytest -m 'slow or not slow' tests/kernels/test_cpu_replay.py
+
+test-ray: $(READY_TO_DEVELOP) $(READY_TO_CLUSTER)
+	$(BIN)/python -m pytest -m slow tests/cluster/test_with_ray.py
 
 test-slow: $(READY_TO_DEVELOP)
 	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal

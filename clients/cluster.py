@@ -66,10 +66,12 @@ async def mixed(cluster: Clustered, count: int) -> Row:
 
 async def same(cluster: Clustered) -> Row:
     """a seeded request gives the same text from every replica, asked by its name"""
-    names = sorted(await cluster.replicas())
+    names = await cluster.replicas()
+    while len(names) < 2:  # a busy one may get none of some requests
+        names |= await cluster.replicas()
     texts: dict[int, set[tuple[str, str]]] = defaultdict(set)
     for index in range(SEEDED):
-        for name in names:
+        for name in sorted(names):
             answer = await ask(cluster, index, tokens=24, **{REPLICA.replace("-", "_"): name})
             expect(answer.headers[REPLICA] == name, f"{name} was asked, {answer.headers[REPLICA]} answered")
             texts[index].add(said(answer))
@@ -104,7 +106,7 @@ async def killed(cluster: Clustered) -> Row:
     """a replica is killed in mid-stream: its streams end with an error, the others do not notice, and it is back"""
     before = await cluster.replicas()
     streams = [asyncio.create_task(ask(cluster, i, tokens=LONG, stream=True, x_session_id=str(i))) for i in range(8)]
-    await asyncio.sleep(3)
+    await asyncio.sleep(1)  # a fast machine ends some streams in three seconds, and those tell nothing
     victim = cluster.pids[0]
     os.kill(victim, signal.SIGKILL)
     answers = await asyncio.gather(*streams)

@@ -53,6 +53,16 @@ def test_a_cluster_is_installed_with_ray(tmp_path: Path) -> None:
     assert (tmp_path / ".venv" / ".ready-to-serve").exists(), "the server's packages are among them"
 
 
+def test_ci_tests_a_cluster_with_ray_and_the_tools_of_tests(tmp_path: Path) -> None:
+    ci = (ROOT / ".github" / "workflows" / "ci.yml").read_text() + (ROOT / ".ci" / "run").read_text()
+    assert set(re.findall(r"\bmake (.+)", ci)) == {"test", "test-ray"}
+    status, _, asked = make(tmp_path, "test-ray")
+    assert status == 0
+    assert re.search(r"-e \.\[dev\]\n(.*\n)*.*-e \.\[ray\]\n", asked)
+    tests = asked.splitlines()[-1].removeprefix("-m pytest -m slow ")
+    assert (ROOT / tests).is_file()
+
+
 def test_a_stage_that_fails_ends_it(tmp_path: Path) -> None:
     status, out, asked = make(tmp_path, ".venv/.ready-to-serve", FAIL="-e .[serve]")
     assert status != 0

@@ -4,7 +4,8 @@ paceline cluster up cluster.yaml
 paceline cluster up cluster.yaml --address auto
 
 The file has the options of `paceline serve`, and a section `cluster` with those of its replicas (docs/cluster.md).
-SIGHUP reads it anew: new replicas start, and the old ones drain. Ctrl-C or SIGTERM drains and ends it.
+SIGHUP reads it anew: limits and keys change in place; for other options new replicas start, and the old ones drain.
+Ctrl-C or SIGTERM drains and ends it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import signal
 import threading
 from argparse import SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.interrupts import stopped_by_signals
@@ -54,9 +56,16 @@ def run(args: Namespace) -> int:
     check_ray()
     config = ClusterConfig.read(args.config)
     with running(config, address=args.address) as settings:
-        print(_banner(config, settings.url), flush=True)
-        follow(lambda: deploy(ClusterConfig.read(args.config)))
+        print(_banner(config, settings.url, args.address), flush=True)
+        follow(partial(change, config, args.config, deploy))
     return 0
+
+
+def change(before: ClusterConfig, path: str, deploy: Callable[[ClusterConfig], None]) -> None:
+    """Read the file again, and change the cluster. `before`: what its proxies were started with."""
+    wanted = type(before).read(path)
+    before.check_change(wanted)
+    deploy(wanted)
 
 
 def follow(change: Callable[[], None], *, stop: threading.Event | None = None) -> None:
@@ -83,13 +92,14 @@ def _try(change: Callable[[], Any]) -> None:
         print(f"nothing was changed: {error}", flush=True)
 
 
-def _banner(config: ClusterConfig, url: str) -> str:
+def _banner(config: ClusterConfig, url: str, address: str | None = None) -> str:
     cluster = config.cluster
     replicas = f"{cluster.min_replicas} to {cluster.max_replicas}" if cluster.scales else str(cluster.min_replicas)
     routing = {"prefix": "session and prefix", "session": "session", "none": "load alone"}[cluster.routing]
     base = f"{url}{cluster.route_prefix.rstrip('/')}/v1"
+    where = f"  on each node with a replica, in the Ray at {address}; 127.0.0.1 is the node itself\n" if address else ""
     return (
         f"{replicas} replicas, each with {cluster.cpus:g} CPUs and {cluster.gpus:g} GPUs, routing by {routing}\n"
-        f"  {base}   for OpenAI's clients, as base_url\n"
+        f"  {base}   for OpenAI's clients, as base_url\n{where}"
         "Ctrl-C to drain and stop; SIGHUP to read the file anew"
     )

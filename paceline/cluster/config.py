@@ -14,17 +14,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, Self, get_type_hints
 
+from paceline import __version__
 from paceline.checks import check_integer, check_number
 from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest, UnknownOption
 from paceline.server.gather import from_environment, read_options, read_yaml
-from paceline.server.launch import DEFAULTS, OPTIONS
+from paceline.server.launch import DEFAULTS, ENGINE, OPTIONS
 from paceline.server.settings import HINTS, RELOADABLE, Settings
 
 ROUTINGS = ("prefix", "session", "none")
 MAX_SECONDS = 1e6
+LAST_ANSWERS_SECONDS = 5.0  # for a replica to close after its last request
 NO_EFFECT = {  # option → why a replica has no use for it
     "max_connections": "Ray's proxies hold the connections",
     "header_timeout": "Ray's proxies read the headers",
@@ -33,6 +36,7 @@ NO_EFFECT = {  # option → why a replica has no use for it
     "record_share": "nothing is recorded in a cluster",
     "record_without_text": "nothing is recorded in a cluster",
 }
+KEPT = ("name", "routing", "max_imbalance")  # options of the application and of the routers that its proxies have made
 PROXY = frozenset({"host", "port", "tls_cert", "tls_key"})  # options of Ray's proxies
 
 
@@ -44,7 +48,7 @@ class ClusterOptions:
     route_prefix: str = "/"  # below which its paths are
     min_replicas: int = 1
     max_replicas: int = 1  # as many as min_replicas: no autoscaling
-    cpus: float = 1.0  # cores that Ray reserves for a replica; also its threads, unless `threads` is given
+    cpus: float = 1.0  # cores that Ray reserves for a replica; also the threads of its ranks, unless `threads` is given
     gpus: float = 0.0  # GPUs that Ray reserves for a replica
     target_waiting: float = 4.0  # mean of waiting sequences a replica, from which another is started
     target_kv_usage: float = 0.8  # share of KV pages, from which another is started
@@ -113,24 +117,67 @@ class ClusterConfig:
         for name in self.given:
             if name in NO_EFFECT:
                 raise InvalidRequest(f"{name} has no effect in a cluster: {NO_EFFECT[name]}; leave it out")
-        EngineConfig.of(**{name: self.given[name] for name in get_type_hints(EngineConfig) if name in self.given})
+        engine = EngineConfig.of(**{name: self.given[name] for name in ENGINE if name in self.given})
+        if engine.tensor_parallel > max(1, self.cluster.cpus) and not self.cluster.gpus:
+            raise InvalidRequest(
+                f"tensor_parallel {engine.tensor_parallel}: each rank needs a core, and Ray reserves "
+                f"{self.cluster.cpus:g} for a replica; raise cpus in the section cluster"
+            )
         Settings.of(**{name: value for name, value in self.given.items() if name in HINTS})
         return self
 
     def options(self, environ: Mapping[str, str]) -> dict[str, Any]:
-        """Every option of a server on a machine with these variables: they override the file, as for `serve`."""
-        threads = {} if self.cluster.gpus else {"threads": max(1, round(self.cluster.cpus))}
-        return DEFAULTS | threads | dict(self.given) | from_environment(OPTIONS, environ)
+        """Every option of a server on a machine with these variables: they override the file, as for `serve`.
+
+        Threads, unless they are given: the cores that Ray reserves, by the ranks that share them."""
+        given = dict(self.given) | from_environment(OPTIONS, environ)
+        ranks = given.get("tensor_parallel", 1)
+        threads = {} if self.cluster.gpus else {"threads": max(1, int(self.cluster.cpus // ranks))}
+        return DEFAULTS | threads | given
+
+    def drain_seconds(self, environ: Mapping[str, str]) -> float:
+        """Return the seconds that a replica which is to end has for its requests, and to close after them.
+
+        Unless `drain_timeout` says otherwise no request is cut: it gets the time that any request may take."""
+        given = self.options(environ)
+        longest = given.get("request_timeout", Settings().request_timeout)
+        return float(given.get("drain_timeout", longest)) + LAST_ANSWERS_SECONDS
 
     @property
     def live(self) -> dict[str, Any]:
         """Options that replicas take over while they run."""
         return {name: value for name, value in self.raw.items() if name in RELOADABLE}
 
+    def check_change(self, other: Self) -> None:
+        """Raise InvalidRequest if a running cluster cannot be changed to `other`: Ray would ignore it in part."""
+        for name in sorted(PROXY):
+            if self.given.get(name) != other.given.get(name):
+                raise InvalidRequest(f"{name} cannot change while the cluster runs: start it anew")
+        for name in KEPT:
+            if getattr(self.cluster, name) != getattr(other.cluster, name):
+                raise InvalidRequest(
+                    f"{name} in the section cluster cannot change while the cluster runs: start it anew"
+                )
+
     @property
     def fixed(self) -> dict[str, Any]:
         """Options that replicas are started with: another value starts new replicas."""
         return {name: value for name, value in self.raw.items() if name not in RELOADABLE and name not in PROXY}
+
+    @property
+    def reserved(self) -> dict[str, float]:
+        """Options of the section `cluster` that replicas are started with."""
+        return {"cpus": self.cluster.cpus, "gpus": self.cluster.gpus}
+
+    @property
+    def version(self) -> str:
+        """Name what replicas are started with: replicas of one version differ in live settings alone.
+
+        Values count as they are read, not as they are written: 2M is 2097152. Whether there is an autoscaler counts,
+        since replicas that Ray starts without one never report their load."""
+        fixed = {name: self.given[name] for name in self.fixed}
+        parts = [__version__, self.cluster.scales, sorted(self.reserved.items()), sorted(fixed.items())]
+        return blake2b(repr(parts).encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
 def _parsed(text: str, where: str) -> Any:

@@ -6,21 +6,25 @@ place where its bundles are asked for, and `ServedReplica` the one where its ran
 
 from __future__ import annotations
 
+import logging
+import os
 from typing import Any
 
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureConfig, RequestRouterConfig
+from ray.serve.exceptions import RayServeException
 
 from paceline import __version__
 from paceline.cluster.config import ClusterConfig, ClusterOptions
 from paceline.cluster.front import Front
 from paceline.cluster.replica import Replica
 from paceline.config import EngineConfig
+from paceline.server import logs
 from paceline.server.settings import Settings
 
 OTHER_REQUESTS = 64  # requests of a replica beside those that its engine has: probes, metrics, the playground
 DRAIN_LOOP = 0.5  # seconds between two looks at the requests of a replica that is to end
-LAST_ANSWERS = 5.0  # seconds for a replica to close after its last request
+ANSWER_SECONDS = 5.0  # for other replicas to answer a replica; Prometheus waits 10
 TRIES = 3  # starts of a replica before the deployment has failed
 METRICS_PERIOD = 1.0  # seconds between two reports of a load
 
@@ -35,15 +39,25 @@ class ServedReplica(Replica):
     def __serve_build_asgi_app__(self) -> Front:
         return self.front()
 
+    async def ask_all(self, method: str) -> list[Any]:
+        """Call a method of every replica of this deployment. Those that fail or are late are left out."""
+        here = serve.get_replica_context()
+        try:
+            asked = serve.get_deployment_handle(here.deployment, here.app_name).broadcast(method)
+            found = await asked.results_async(timeout_s=ANSWER_SECONDS, return_exceptions=True)
+        except (RayServeException, TimeoutError) as error:
+            logs.say("replicas do not answer", level=logging.WARNING, method=method, reason=str(error))
+            return []
+        return [each for each in found if not isinstance(each, BaseException)]
+
     async def __del__(self) -> None:
         await self.close()
 
 
 def application(config: ClusterConfig) -> Any:
     """Make the application that `serve.run` takes."""
-    given, cluster = config.options({}), config.cluster
-    settings = Settings()
-    waiting = given.get("max_waiting", settings.max_waiting)
+    given, cluster = config.options(os.environ), config.cluster
+    waiting = given.get("max_waiting", Settings().max_waiting)
     deployment = serve.deployment(
         ServedReplica,
         name="Paceline",
@@ -51,7 +65,7 @@ def application(config: ClusterConfig) -> Any:
         max_ongoing_requests=given.get("max_sequences", EngineConfig().max_sequences) + waiting + OTHER_REQUESTS,
         max_queued_requests=waiting + OTHER_REQUESTS,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
-        graceful_shutdown_timeout_s=given.get("drain_timeout", settings.drain_timeout) + LAST_ANSWERS,
+        graceful_shutdown_timeout_s=config.drain_seconds(os.environ),
         graceful_shutdown_wait_loop_s=DRAIN_LOOP,
         max_constructor_retry_count=TRIES,
         health_check_period_s=cluster.health_period,
@@ -60,8 +74,8 @@ def application(config: ClusterConfig) -> Any:
         **scaling(cluster),
         **resources(cluster),
     )
-    reserved = {"cpus": cluster.cpus, "gpus": cluster.gpus}  # other options change without new replicas
-    return deployment.bind(version=__version__, cluster=reserved, fixed=config.fixed)
+    versioned = deployment.options(version=config.version, _internal=True)  # else Ray takes each run for new code
+    return versioned.bind(version=__version__, cluster=config.reserved, fixed=config.fixed)
 
 
 def resources(cluster: ClusterOptions) -> dict[str, Any]:

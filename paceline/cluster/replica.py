@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from prometheus_client.metrics_core import Metric
+
 from paceline import __version__
 from paceline.cluster.affinity import Beginnings
 from paceline.cluster.config import ClusterConfig
@@ -48,6 +50,7 @@ class Replica:
         )
         self.bridge, self._beginnings = bridge, Beginnings()
         self.service = Service(bridge, settings, load=partial(load, given))
+        self.service.app.state.metrics.replicas = self.everywhere
         await self.service.start()
         logs.say("replica", replica=name, model=bridge.model, threads=given.get("threads"))
 
@@ -67,6 +70,18 @@ class Replica:
         live = dict(user_config or {})
         self.service.live.source = lambda: self._read(live)[0]
         self.service.live.reload()
+
+    async def collected(self) -> tuple[str, list[Metric]]:
+        """Return the name of this replica, and its metrics."""
+        return self.name, list(self.service.app.state.metrics.collect())
+
+    async def everywhere(self) -> Mapping[str, list[Metric]]:
+        """Return the metrics of each replica that answers in time, by its name."""
+        return dict([await self.collected(), *await self.ask_all("collected")])
+
+    async def ask_all(self, method: str) -> list[Any]:
+        """Call a method of every replica, as far as they are known here."""
+        return []
 
     async def check_health(self) -> None:
         if self.bridge.state == "dead":

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -18,9 +18,11 @@ from paceline.cluster.door import IMPORT_PATH, VARIABLE
 from paceline.errors import ClusterError, InvalidRequest, MissingExtra
 from paceline.server.launch import settings_of
 from paceline.server.process import bind
-from paceline.server.settings import Settings
+from paceline.server.settings import HINTS, Settings
 
 OLDEST_RAY = (2, 60)  # the first that was tried: a late-bound app of an ingress, policies as classes
+DELETE_SECONDS = 60.0  # after which `serve.delete` gives up waiting for an application that drains
+ROUNDING = 1e-6  # Ray counts resources in parts of 10,000
 STORE_BYTES = 256 << 20  # Ray's object store: requests and answers do not go through it
 
 
@@ -42,28 +44,53 @@ def running(config: ClusterConfig, *, address: str | None = None) -> Iterator[Se
 
     Leaving it drains the replicas."""
     check_ray()
-    settings = settings_of(config.options(os.environ))
+    given = config.options(os.environ)
     if address is None:
+        settings = settings_of(given)
         bind(settings).close()  # an address in use is an error before anything starts
         set_door(os.environ)
+    else:  # devices and ports are those of other machines
+        settings = Settings.of(**{name: value for name, value in given.items() if name in HINTS})
     import ray
     from ray import serve
 
     _join(address)
     try:
-        _check_room(config, ray.cluster_resources())
-        serve.start(proxy_location="EveryNode", http_options=http_options(settings))
-        deploy(config)
-        yield settings
+        _check_room(config, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+        _listen(settings)
+        with _drained(config):
+            deploy(config)
+            yield settings
     finally:
-        serve.delete(config.cluster.name)
         if address is None:
             serve.shutdown()
         ray.shutdown()
 
 
+def _listen(settings: Settings) -> None:
+    """Start Ray's proxies. Raises where they listen already, but elsewhere: Ray would ignore these settings."""
+    import ray
+    from ray import serve
+    from ray.serve.context import _get_global_client
+
+    try:
+        serve.start(proxy_location="EveryNode", http_options=http_options(settings))
+    except (TimeoutError, RuntimeError, ray.exceptions.RayError) as error:
+        where = f"port {settings.port} of {settings.host}"
+        raise ClusterError(f"Ray's proxies cannot listen on {where} of every node: {reason(str(error))}") from None
+    there = _get_global_client().http_config
+    if (there.host, there.port) != (settings.host, settings.port):
+        raise InvalidRequest(
+            f"Ray Serve listens on host {there.host} and port {there.port} there, not on {settings.host} and "
+            f"{settings.port}: give its host and port, or `serve shutdown` it first"
+        )
+
+
 def deploy(config: ClusterConfig) -> None:
-    """Start the application, or change the one that runs: new replicas start, and the old ones drain."""
+    """Start the application, or change the one that runs.
+
+    Replicas take over live settings while they run. Where other options differ, new ones start, and the old ones
+    drain."""
     from ray import serve
 
     from paceline.cluster.deployment import application
@@ -73,6 +100,26 @@ def deploy(config: ClusterConfig) -> None:
     except RuntimeError as error:
         said = "\n".join(_messages(config.cluster.name)) or str(error)
         raise ClusterError(f"the replicas do not start: {reason(said)}") from None
+
+
+@contextmanager
+def _drained(config: ClusterConfig) -> Iterator[None]:
+    """End the application at the end, also one that did not start."""
+    try:
+        yield
+    finally:
+        _drain(config.cluster.name, within=config.drain_seconds(os.environ))
+
+
+def _drain(name: str, *, within: float) -> None:
+    """End an application once its requests have ended. `within`: seconds after which Ray kills its replicas."""
+    from ray import serve
+
+    for _ in range(2 + int(within // DELETE_SECONDS)):
+        with suppress(TimeoutError):
+            serve.delete(name)
+            return
+    raise ClusterError(f"Ray has not ended the application {name} within {within:g} s: see `ray status` and its log")
 
 
 def _messages(name: str) -> list[str]:
@@ -116,13 +163,20 @@ def _join(address: str | None) -> None:
         raise ClusterError(f"cannot use Ray: {' '.join(str(error).split())}") from None
 
 
-def _check_room(config: ClusterConfig, there: Mapping[str, float]) -> None:
-    """Raise where the fewest replicas do not fit: Ray would wait for nodes without a word."""
+def _check_room(config: ClusterConfig, nodes: Iterable[Mapping[str, float]]) -> None:
+    """Raise where the fewest replicas do not fit: Ray would wait for nodes without a word.
+
+    `nodes`: resources of each. A replica is on one node, so that the rest of two nodes is room for none."""
     cluster = config.cluster
-    for name, each in (("CPU", cluster.cpus), ("GPU", cluster.gpus)):
-        needed = each * cluster.min_replicas
-        if needed > there.get(name, 0.0):
-            raise InvalidRequest(
-                f"{cluster.min_replicas} replicas with {each:g} {name}s each need {needed:g}, and the cluster has "
-                f"{there.get(name, 0.0):g}: lower min_replicas or {name.lower()}s"
-            )
+    each = {name: value for name, value in (("CPU", cluster.cpus), ("GPU", cluster.gpus)) if value}
+    if not each:
+        return
+    there = [{name: node.get(name, 0.0) for name in each} for node in nodes]
+    room = sum(min(int(node[name] / value + ROUNDING) for name, value in each.items()) for node in there)
+    if room < cluster.min_replicas:
+        needed = " and ".join(f"{value:g} {name}s" for name, value in each.items())
+        found = ", ".join(" and ".join(f"{value:g} {name}s" for name, value in node.items()) for node in there)
+        raise InvalidRequest(
+            f"min_replicas {cluster.min_replicas}: a replica needs {needed} of one node, and there is room for {room} "
+            f"(nodes with {found or 'nothing'}); lower min_replicas, {' or '.join(f'{name.lower()}s' for name in each)}"
+        )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +34,7 @@ PARTS = ("plan", "draft", "verify", "accept", "emit", "host", "wait")  # parts o
 FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 NEXT_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 40)
 WHOLE_REQUEST = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+Replicas = Callable[[], Awaitable[Mapping[str, Iterable[Metric]]]]  # metrics of each replica of a cluster by its name
 
 
 class Histogram:
@@ -57,6 +58,23 @@ class Histogram:
         return self._sum
 
 
+class Merged:
+    """Metrics of several replicas as one page: each sample has the label `replica`."""
+
+    def __init__(self, by_replica: Mapping[str, Iterable[Metric]]) -> None:
+        self._by_replica = by_replica
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for replica, found in self._by_replica.items():
+            for each in found:
+                family = families.setdefault(each.name, Metric(each.name, each.documentation, each.type))
+                family.samples += [
+                    sample._replace(labels={**sample.labels, "replica": replica}) for sample in each.samples
+                ]
+        return families.values()
+
+
 class Metrics:
     def __init__(self, bridge: Bridge, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self._bridge = bridge
@@ -76,8 +94,7 @@ class Metrics:
         self._drafters: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
         self.canary: Canary | None = None  # set once there is one to tell of
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
+        self.replicas: Replicas | None = None  # set by a cluster
 
     def observe(self, event: TokenEvent) -> None:
         """Count an event. Called once for every event that leaves the engine, read or not."""
@@ -136,10 +153,14 @@ class Metrics:
     def _accepted(self) -> int:
         return sum(accepted * count for accepted, count in self._drafts.items())
 
-    def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Return the text and its content type: OpenMetrics if `accept` asks for it, else Prometheus' own."""
+    def render(self, accept: str = "", replicas: Mapping[str, Iterable[Metric]] | None = None) -> tuple[bytes, str]:
+        """Return the text and its content type: OpenMetrics if `accept` asks for it, else Prometheus' own.
+
+        `replicas`: metrics of all replicas of a cluster by name, this one's among them; None: there is no cluster."""
         encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+        registry = CollectorRegistry()
+        registry.register(self if replicas is None else Merged(replicas))
+        return encode(registry), content_type
 
     def collect(self) -> Iterator[Metric]:
         yield from self._of_the_engine()
@@ -284,7 +305,8 @@ def install_metrics(app: FastAPI, bridge: Bridge) -> Metrics:
 
     @app.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
     async def scrape(request: Request) -> Response:
-        text, content_type = metrics.render(request.headers.get("accept", ""))
+        replicas = None if metrics.replicas is None else await metrics.replicas()
+        text, content_type = metrics.render(request.headers.get("accept", ""), replicas)
         return Response(text, headers={"content-type": content_type})
 
     return metrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -29,10 +29,21 @@ class Bound:
 
     cls: type
     options: dict[str, Any]
-    given: dict[str, Any] = field(default_factory=dict)
+    given: dict[str, Any]
+
+
+class Deployment:
+    """What `serve.deployment` returns."""
+
+    def __init__(self, cls: type, **given: Any) -> None:
+        self._cls, self._given = cls, given
+
+    def options(self, *, version: str, _internal: bool) -> Deployment:
+        assert _internal, "Ray takes a version from within alone"
+        return Deployment(self._cls, **self._given, version=version)
 
     def bind(self, **given: Any) -> Bound:
-        return Bound(self.cls, self.options, given)
+        return Bound(self._cls, self._given, given)
 
 
 class Config(SimpleNamespace):
@@ -45,20 +56,24 @@ def ingress() -> Callable[[type], type]:
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the fakes where Ray's modules would be, and forget the modules that would import them."""
-    serve, config, router, ray = (
-        ModuleType(name) for name in ("ray.serve", "ray.serve.config", "ray.serve.request_router", "ray")
+    serve, config, router, exceptions, ray = (
+        ModuleType(name)
+        for name in ("ray.serve", "ray.serve.config", "ray.serve.request_router", "ray.serve.exceptions", "ray")
     )
+    exceptions.__dict__["RayServeException"] = type("RayServeException", (Exception,), {})
     serve.__dict__.update(
         ingress=ingress,
-        deployment=lambda cls, **options: Bound(cls, options),
-        get_replica_context=lambda: SimpleNamespace(replica_id=SimpleNamespace(unique_id="r7")),
+        deployment=Deployment,
+        get_replica_context=lambda: SimpleNamespace(
+            replica_id=SimpleNamespace(unique_id="r7"), deployment="Paceline", app_name="paceline"
+        ),
     )
     names = ("AutoscalingConfig", "AutoscalingPolicy", "BackpressureConfig", "RequestRouterConfig")
     config.__dict__.update({name: type(name, (Config,), {}) for name in names})
     router.__dict__.update(dict.fromkeys(("PendingRequest", "ReplicaID", "RunningReplica"), SimpleNamespace))
     router.__dict__["RequestRouter"] = RequestRouter
     ray.__dict__["serve"] = serve
-    for module in (ray, serve, config, router):
+    for module in (ray, serve, config, router, exceptions):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     for name in ("paceline.cluster.router", "paceline.cluster.deployment"):
         monkeypatch.delitem(sys.modules, name, raising=False)

@@ -40,6 +40,17 @@ def test_threads_are_the_cores_that_ray_reserves_unless_given() -> None:
     assert "threads" not in config(cluster={"gpus": 1}).options({})
 
 
+@pytest.mark.parametrize(
+    ("cpus", "ranks", "threads"), [(8, 1, 8), (8, 2, 4), (8, 4, 2), (7, 2, 3), (2.5, 1, 2), (3.9, 2, 1), (0.25, 1, 1)]
+)
+def test_ranks_share_the_cores_that_ray_reserves(cpus: float, ranks: int, threads: int) -> None:
+    """Ranks times threads are never more than the cores, so that a replica takes none of its neighbours'."""
+    assert config(cluster={"cpus": cpus}, tensor_parallel=ranks).options({})["threads"] == threads
+    variable = {"PACELINE_TENSOR_PARALLEL": str(ranks)}
+    assert config(cluster={"cpus": cpus}).options(variable)["threads"] == threads
+    assert config(cluster={"cpus": cpus}, tensor_parallel=ranks, threads=5).options({})["threads"] == 5
+
+
 def test_the_environment_of_a_node_counts_before_the_file() -> None:
     found = config(max_waiting=7, api_keys=["a"]).options({"PACELINE_API_KEYS": "b,c", "PACELINE_MAX_WAITING": "9"})
     assert (found["api_keys"], found["max_waiting"]) == (("b", "c"), 9)
@@ -58,6 +69,71 @@ def test_options_of_proxies_reach_no_replica() -> None:
     assert set(found.live) <= RELOADABLE
 
 
+BASE: dict[str, Any] = {
+    "model": "m",
+    "drafter": ["ngram"],
+    "kv_memory": "2M",
+    "cluster": {"cpus": 2, "max_replicas": 2},
+}
+ANOTHER: dict[str, Any] = {  # another value for some options
+    "max_waiting": 9,
+    "api_keys": ["k"],
+    "request_timeout": 5,
+    "allowed_rules": ["coupled"],
+    "log_prompts": True,
+}
+
+
+@pytest.mark.parametrize("given", [{name: value} for name, value in ANOTHER.items()], ids=list(ANOTHER))
+def test_live_settings_leave_the_version_as_it_is(given: dict[str, Any]) -> None:
+    assert set(given) <= RELOADABLE
+    assert config(**BASE, **given).version == config(**BASE).version
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"port": 9},
+        {"host": "::1"},
+        {"cluster": {"cpus": 2, "min_replicas": 3, "max_replicas": 5, "target_waiting": 7, "health_period": 2}},
+        {"kv_memory": 2 << 20},
+        {"drafter": "ngram"},
+        dict(reversed(BASE.items())),
+    ],
+    ids=str,
+)
+def test_replicas_that_would_be_started_alike_have_one_version(given: dict[str, Any]) -> None:
+    assert config(**BASE | given).version == config(**BASE).version
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"model": "other"},
+        {"drafter": ["suffix"]},
+        {"drafter": ["ngram", "suffix"]},
+        {"kv_memory": "3M"},
+        {"threads": 3},
+        {"served_name": "n"},
+        {"log_json": True},
+        {"canary": "drafter=suffix share=0.1"},
+        {"state_dir": "s"},
+        {"cluster": {"cpus": 1, "max_replicas": 2}},
+        {"cluster": {"cpus": 2, "gpus": 1, "max_replicas": 2}},
+        {"cluster": {"cpus": 2, "min_replicas": 2, "max_replicas": 2}},  # no autoscaler
+    ],
+    ids=str,
+)
+def test_options_of_the_start_are_in_the_version(given: dict[str, Any]) -> None:
+    assert config(**BASE | given).version != config(**BASE).version
+
+
+def test_paceline_s_own_version_is_in_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = config(**BASE).version
+    monkeypatch.setattr("paceline.cluster.config.__version__", "9.9")
+    assert config(**BASE).version != before
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -74,6 +150,8 @@ def test_options_of_proxies_reach_no_replica() -> None:
         ({"cluster": {"target_kv_usage": 2}}, r"target_kv_usage must be in \(0, 1\]"),
         ({"cluster": {"stats_period": 0}}, r"stats_period must be in \(0"),
         ({"cluster": {"upscale_delay": -1}}, "upscale_delay must be in"),
+        ({"tensor_parallel": 2}, "each rank needs a core, and Ray reserves 1 for a replica; raise cpus"),
+        ({"tensor_parallel": 4, "cluster": {"cpus": 3}}, "Ray reserves 3 for a replica"),
         ({"port": 70000}, "port must be between 0 and 65535"),
         ({"max_sequences": 0}, "max_sequences must be between 1"),
     ],

@@ -12,10 +12,11 @@ import pytest
 
 from paceline import __version__
 from paceline.cluster import app
-from paceline.cluster.config import ClusterConfig
+from paceline.cluster.config import LAST_ANSWERS_SECONDS, ClusterConfig
 from paceline.cluster.replica import Replica
 from paceline.config import EngineConfig
 from paceline.errors import UnknownOption
+from paceline.server.settings import Settings
 from tests.cluster import fake_ray
 
 
@@ -53,16 +54,41 @@ def test_replicas_get_the_options_that_are_theirs() -> None:
 
 
 def test_a_full_queue_is_the_servers_own_to_refuse() -> None:
-    """Ray must hand a replica more requests than it takes, and wait longer than it drains."""
-    bound = app({"max_waiting": 100, "drain_timeout": 77})
+    """Ray must hand a replica more requests than it takes."""
+    bound = app({"max_waiting": 100})
     assert bound.options["max_ongoing_requests"] > EngineConfig().max_sequences + 100
-    assert bound.options["graceful_shutdown_timeout_s"] > 77
 
 
-def test_numbers_of_replicas_change_without_new_ones() -> None:
-    one, other = app({"cluster": {"max_replicas": 3}}), app({"cluster": {"max_replicas": 4, "target_waiting": 9}})
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        ({}, Settings().request_timeout),
+        ({"request_timeout": 900}, 900),
+        ({"request_timeout": 900, "drain_timeout": 77}, 77),
+        ({"drain_timeout": 1200}, 1200),
+    ],
+)
+def test_ray_waits_longer_than_a_request_may_take(given: dict[str, float], seconds: float) -> None:
+    assert app(given).options["graceful_shutdown_timeout_s"] == seconds + LAST_ANSWERS_SECONDS
+
+
+def test_variables_of_this_machine_count_for_the_limits_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_REQUEST_TIMEOUT", "1000")
+    monkeypatch.setenv("PACELINE_MAX_WAITING", "5000")
+    options = app({"max_waiting": 5}).options
+    assert options["graceful_shutdown_timeout_s"] > 1000
+    assert options["max_ongoing_requests"] > options["max_queued_requests"] > 5000
+
+
+def test_numbers_of_replicas_and_live_settings_change_without_new_ones() -> None:
+    """Ray starts new replicas for another version alone, with other arguments."""
+    one, other = (
+        app({"cluster": {"max_replicas": 3}, "max_waiting": 9}),
+        app({"cluster": {"max_replicas": 4, "target_waiting": 9}, "max_waiting": 3}),
+    )
     assert one.given == other.given
-    assert one.options["user_config"] == other.options["user_config"]
+    assert one.options["version"] == other.options["version"] != app({"model": "other"}).options["version"]
+    assert (one.options["user_config"], other.options["user_config"]) == ({"max_waiting": 9}, {"max_waiting": 3})
 
 
 def test_autoscaling_follows_the_policy() -> None:
@@ -116,6 +142,41 @@ def test_an_actor_is_a_replica_under_its_own_name(monkeypatch: pytest.MonkeyPatc
     with pytest.warns(RuntimeWarning, match="never awaited"):
         asyncio.run(life())
     assert told == {"name": "r7", "fixed": {}, "closed": True}
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, answers: list[Any] | Exception) -> list[Any]:
+    """What a replica learns from the others, if Ray brings these answers."""
+
+    async def results_async(*, timeout_s: float, return_exceptions: bool) -> list[Any]:
+        assert return_exceptions
+        assert 0 < timeout_s < 10, "less than Prometheus waits for a scrape"
+        if isinstance(answers, Exception):
+            raise answers
+        return answers
+
+    told: list[str] = []
+    response = SimpleNamespace(results_async=results_async)
+    handle = SimpleNamespace(broadcast=lambda method: told.append(method) or response)
+    monkeypatch.setattr(
+        "ray.serve.get_deployment_handle",
+        lambda *names: told.extend(names) or handle,
+        raising=False,
+    )
+    cls: Any = app({}).cls
+    found: list[Any] = asyncio.run(cls.ask_all(SimpleNamespace(), "collected"))
+    assert told == ["Paceline", "paceline", "collected"]
+    return found
+
+
+def test_a_replica_asks_all_and_leaves_out_those_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert asked(monkeypatch, [("r1", []), RuntimeError("died"), ("r2", [])]) == [("r1", []), ("r2", [])]
+
+
+def test_replicas_that_are_late_hold_up_no_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert asked(monkeypatch, TimeoutError("late")) == []
+    assert "replicas do not answer" in caplog.text
 
 
 # The router.

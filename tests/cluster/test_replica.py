@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections import Counter
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from paceline import __version__
 from paceline.cluster.replica import Replica
@@ -116,6 +118,49 @@ def test_an_application_below_a_prefix_has_the_same_paths(llm: LLM) -> None:
             assert (await http.get("/small/ready")).json() == {"status": "ready"}
             assert (await http.post("/small/v1/completions", json=PROMPT)).status_code == 200
             assert (await http.get("/small")).status_code == 200
+        await one.replica.close()
+
+    play(work())
+
+
+def test_one_scrape_shows_all_replicas(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's proxies give a scrape to any replica: without the others' counts, a series would jump between them."""
+
+    async def work() -> None:
+        (tmp_path / "m").mkdir()
+        one, other = await started(llm), await started(tiny_llm(tmp_path / "m"), "r2")
+
+        async def ask_all(method: str) -> list[Any]:
+            return [await getattr(each.replica, method)() for each in (one, other)]
+
+        monkeypatch.setattr(one.replica, "ask_all", ask_all)
+        monkeypatch.setattr(other.replica, "ask_all", ask_all)
+        for played, count in ((one, 1), (other, 3)):
+            for _ in range(count):
+                await played.complete()
+        pages = [(await played.http.get("/metrics")).text for played in (one, other)]
+        for page in pages:
+            families = {family.name: family for family in text_string_to_metric_families(page)}
+            ended = families["vllm:request_success"].samples
+            counts = Counter[str]()
+            for each in ended:
+                counts[each.labels["replica"]] += int(each.value)
+            assert counts == {"r1": 1, "r2": 3}
+            assert page.count("# TYPE vllm:request_success_total ") == 1, "each family stands once"
+        assert families.keys() == {family.name for family in (await one.replica.collected())[1]}
+        await one.replica.close()
+        await other.replica.close()
+
+    play(work())
+
+
+def test_a_scrape_needs_a_key_where_requests_do(llm: LLM) -> None:
+    async def work() -> None:
+        one = await started(llm, api_keys=["secret"])
+        assert (await one.http.get("/metrics")).status_code == 401
+        found = await one.http.get("/metrics", headers={"authorization": "Bearer secret"})
+        assert found.status_code == 200
+        assert 'replica="r1"' in found.text
         await one.replica.close()
 
     play(work())

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import signal
 import socket
+import sys
 import threading
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,6 +21,7 @@ from paceline.cluster.config import ClusterConfig
 from paceline.cluster.up import check_ray, http_options, reason, set_door
 from paceline.errors import ClusterError, InvalidRequest, MissingExtra
 from paceline.server.settings import Settings
+from tests.cluster import fake_ray
 
 
 def absent(name: str) -> str:
@@ -63,6 +68,90 @@ def test_a_port_in_use_is_an_error_before_anything_starts(monkeypatch: pytest.Mo
             pass
 
 
+@dataclass
+class Elsewhere:
+    """Ray on other machines: what it is, and what it is told."""
+
+    nodes: list[dict[str, Any]]
+    listens: tuple[str, int] | None = None  # where Serve listens already
+    told: list[str] = field(default_factory=list)
+
+    def start(self, *, http_options: dict[str, Any], **_: Any) -> None:
+        self.told.append("listen")
+        self.listens = self.listens or (http_options["host"], http_options["port"])
+
+
+def elsewhere(monkeypatch: pytest.MonkeyPatch, *nodes: float, listens: tuple[str, int] | None = None) -> Elsewhere:
+    """Put fakes where Ray's modules would be. `nodes`: CPUs of each."""
+    fake_ray.install(monkeypatch)
+    monkeypatch.setattr(check_ray, "__defaults__", (lambda name: "2.60.0",))
+    found = Elsewhere([{"Alive": True, "Resources": {"CPU": cpus}} for cpus in nodes], listens)
+    ray, serve, context = sys.modules["ray"], sys.modules["ray.serve"], ModuleType("ray.serve.context")
+    for name in ("init", "shutdown"):
+        monkeypatch.setattr(ray, name, lambda name=name, **_: found.told.append(name), raising=False)
+    monkeypatch.setattr(ray, "nodes", lambda: found.nodes, raising=False)
+    monkeypatch.setattr(ray, "exceptions", SimpleNamespace(RayError=ConnectionError), raising=False)
+    monkeypatch.setattr(serve, "start", found.start, raising=False)
+    monkeypatch.setattr(serve, "delete", lambda name: found.told.append("delete"), raising=False)
+    monkeypatch.setattr(serve, "shutdown", lambda: found.told.append("serve's shutdown"), raising=False)
+    context.__dict__["_get_global_client"] = lambda: SimpleNamespace(
+        http_config=SimpleNamespace(host=(found.listens or ("", 0))[0], port=(found.listens or ("", 0))[1])
+    )
+    monkeypatch.setitem(sys.modules, "ray.serve.context", context)
+    monkeypatch.setattr(up, "deploy", lambda config: found.told.append("deploy"))
+    return found
+
+
+def test_ports_and_devices_of_this_machine_are_no_matter_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = elsewhere(monkeypatch, 0.0, 2.0)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        config = ClusterConfig.of({"port": port, "device": "cuda", "host": "127.0.0.1"}, where="f")
+        with up.running(config, address="ray://head:10001") as settings:
+            assert (settings.host, settings.port) == ("127.0.0.1", port)
+    assert ray.told == ["init", "listen", "deploy", "delete", "shutdown"], "Serve there goes on"
+
+
+def test_an_application_that_does_not_fit_is_neither_deployed_nor_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = elsewhere(monkeypatch, 1.0, 1.0)
+    ray.nodes.append({"Alive": False, "Resources": {"CPU": 8.0}})
+    config = ClusterConfig.of({"cluster": {"cpus": 2}}, where="f")
+    with pytest.raises(InvalidRequest, match="nodes with 1 CPUs, 1 CPUs"), up.running(config, address="head:6379"):
+        pass
+    assert ray.told == ["init", "shutdown"]
+
+
+def test_serve_that_listens_elsewhere_already_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = elsewhere(monkeypatch, 2.0, listens=("0.0.0.0", 8000))
+    with (
+        pytest.raises(
+            InvalidRequest, match=r"listens on host 0\.0\.0\.0 and port 8000 there, not on 127\.0\.0\.1 and 9:"
+        ),
+        up.running(ClusterConfig.of({"port": 9}, where="f"), address="auto"),
+    ):
+        pass
+    assert ray.told == ["init", "listen", "shutdown"]
+    with up.running(ClusterConfig.of({"host": "0.0.0.0", "port": 8000}, where="f"), address="auto"):
+        assert ray.told[-1] == "deploy"
+
+
+def test_a_port_that_is_taken_on_a_node_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere(monkeypatch, 2.0)
+
+    def refused(**_: Any) -> None:
+        raise RuntimeError("Failed to bind to address '0.0.0.0:9'.")
+
+    monkeypatch.setattr("ray.serve.start", refused)
+    message = r"proxies cannot listen on port 9 of 127\.0\.0\.1 of every node: Failed to bind"
+    with (
+        pytest.raises(ClusterError, match=message),
+        up.running(ClusterConfig.of({"port": 9}, where="f"), address="auto"),
+    ):
+        pass
+
+
 def test_the_proxies_load_the_door_unless_they_are_told_otherwise() -> None:
     environ: dict[str, str] = {}
     set_door(environ)
@@ -79,11 +168,41 @@ def test_proxies_listen_where_the_settings_say() -> None:
 
 def test_replicas_that_never_fit_are_an_error() -> None:
     config = ClusterConfig.of({"cluster": {"min_replicas": 3, "max_replicas": 3, "cpus": 2}}, where="f")
-    up._check_room(config, {"CPU": 6.0})
-    with pytest.raises(InvalidRequest, match="3 replicas with 2 CPUs each need 6, and the cluster has 4"):
-        up._check_room(config, {"CPU": 4.0})
-    with pytest.raises(InvalidRequest, match="1 GPUs each need 1, and the cluster has 0: lower min_replicas or gpus"):
-        up._check_room(ClusterConfig.of({"cluster": {"gpus": 1}}, where="f"), {"CPU": 4.0})
+    up._check_room(config, [{"CPU": 6.0}])
+    up._check_room(config, [{"CPU": 5.0}, {}, {"CPU": 2.0}])
+    with pytest.raises(
+        InvalidRequest, match=r"2 CPUs of one node, and there is room for 2 \(nodes with 4 CPUs\); lower"
+    ):
+        up._check_room(config, [{"CPU": 4.0}])
+    with pytest.raises(InvalidRequest, match=r"room for 2 \(nodes with 3 CPUs, 3 CPUs\); lower min_replicas, cpus"):
+        up._check_room(config, [{"CPU": 3.0}, {"CPU": 3.0}])  # six together, but a replica is on one
+    gpu = ClusterConfig.of({"cluster": {"gpus": 1, "cpus": 2}}, where="f")
+    up._check_room(gpu, [{"CPU": 2.0, "GPU": 1.0}])
+    with pytest.raises(InvalidRequest, match="2 CPUs and 1 GPUs of one node, and there is room for 0"):
+        up._check_room(gpu, [{"CPU": 4.0}, {"CPU": 1.0, "GPU": 1.0}])
+    up._check_room(
+        ClusterConfig.of({"cluster": {"cpus": 0.1, "min_replicas": 3, "max_replicas": 3}}, where="f"), [{"CPU": 0.3}]
+    )
+    up._check_room(ClusterConfig.of({"cluster": {"cpus": 0}}, where="f"), [])
+
+
+def test_a_drain_that_takes_minutes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's call gives up after a minute, and a request may take ten."""
+    fake_ray.install(monkeypatch)
+    calls: list[str] = []
+
+    def delete(name: str) -> None:
+        calls.append(name)
+        if len(calls) < ends:
+            raise TimeoutError
+
+    monkeypatch.setattr("ray.serve.delete", delete, raising=False)
+    ends = 11
+    up._drain("p", within=605.0)
+    assert calls == ["p"] * 11
+    ends = 100
+    with pytest.raises(ClusterError, match="Ray has not ended the application p within 605 s"):
+        up._drain("p", within=605.0)
 
 
 def test_the_reason_of_a_replica_is_found_in_what_ray_says() -> None:
@@ -110,6 +229,30 @@ def test_the_file_is_read_on_a_signal_until_the_end(capsys: pytest.CaptureFixtur
     out = capsys.readouterr().out
     assert out == "nothing was changed: max_waiting is no number\nthe file was read anew\n"
     assert signal.getsignal(signal.SIGHUP) is before
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("port: 9", "port cannot change while the cluster runs: start it anew"),
+        ("cluster: {name: x}", "name in the section cluster cannot change"),
+        ("cluster: {routing: none}", "routing in the section cluster cannot change"),
+        ("cluster: {max_imbalance: 3}", "max_imbalance in the section cluster cannot change"),
+    ],
+)
+def test_what_ray_would_ignore_is_refused(line: str, message: str, tmp_path: Path) -> None:
+    file, before = tmp_path / "c.yaml", ClusterConfig.of({"model": "m"}, where="f")
+    file.write_text(f"model: m\n{line}\n")
+    with pytest.raises(InvalidRequest, match=message):
+        command.change(before, str(file), lambda config: pytest.fail("it was deployed"))
+
+
+def test_a_change_of_the_file_is_deployed(tmp_path: Path) -> None:
+    file, before = tmp_path / "c.yaml", ClusterConfig.of({"model": "m", "port": 9}, where="f")
+    file.write_text("model: m\nport: '9'\nmax_waiting: 3\ncluster: {max_replicas: 2}\n")
+    deployed: list[ClusterConfig] = []
+    command.change(before, str(file), deployed.append)
+    assert [config.live for config in deployed] == [{"max_waiting": 3}]
 
 
 def test_a_signal_to_end_drains(capsys: pytest.CaptureFixture[str]) -> None:

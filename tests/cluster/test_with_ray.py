@@ -6,6 +6,7 @@ clients/cluster.py shows more of it, with a real model: kills, scaling, 200 requ
 from __future__ import annotations
 
 import json
+import re
 import socket
 import urllib.error
 import urllib.request
@@ -74,13 +75,32 @@ def test_a_prompt_and_a_session_stay(cluster: Running) -> None:
     assert len({cluster.ask({"x-session-id": "s"}, prompt=str(i))[0] for i in range(8)}) == 1
 
 
-def test_settings_can_be_changed(cluster: Running) -> None:
-    deploy(cluster.config(allowed_rules=["coupled"]))
+def test_one_scrape_shows_all_replicas(cluster: Running) -> None:
+    names = replicas(cluster)
+    for _ in range(4):  # whichever replica gets it
+        with urllib.request.urlopen(f"http://127.0.0.1:{cluster.given['port']}/metrics", timeout=60) as answer:
+            text = answer.read().decode()
+        assert sorted(set(re.findall(r'vllm:num_requests_waiting{.*replica="([^"]+)"', text))) == names
+
+
+def test_live_settings_change_in_place(cluster: Running) -> None:
+    before = replicas(cluster)
+    deploy(cluster.config(allowed_rules=["coupled"], max_waiting=3, request_timeout=50))
     try:
-        found = [cluster.ask({"x-session-id": str(i)}, speculation={"rule": "block"})[1] for i in range(8)]
-        assert all("error" in answer for answer in found)
+        found = [cluster.ask({"x-session-id": str(i)}, speculation={"rule": "block"}) for i in range(8)]
+        assert all("error" in answer for _, answer in found)
+        assert sorted({name for name, _ in found}) == before, "the same replicas"
     finally:
         deploy(cluster.config())
+    assert "error" not in cluster.ask(speculation={"rule": "block"})[1]
+    assert replicas(cluster) == before
+
+
+def test_other_options_start_new_replicas(cluster: Running) -> None:
+    before = replicas(cluster)
+    cluster.given["max_sequences"] = 4
+    deploy(cluster.config())
+    assert not set(replicas(cluster)) & set(before)
 
 
 def test_a_replica_that_is_gone_is_no_other(cluster: Running) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paceline.kernels.cpu.cgroups import cpu_quota, memory_left
 from paceline.kernels.cpu.first_touch import part, touch_by_node
 from paceline.kernels.cpu.memory import Region
 from paceline.kernels.cpu.pool import candidate_threads, default_threads, seats
-from paceline.kernels.cpu.topology import Core, Machine, cpu_quota, read_machine
+from paceline.kernels.cpu.topology import Core, Machine, read_machine
 
 
 def made_up(
@@ -36,9 +37,13 @@ def made_up(
                 files[f"{folder}/cpufreq/cpuinfo_max_freq"] = str(clock[cpu])
     if atom is not None:
         files["sys/devices/cpu_atom/cpus"] = atom
+    return written(root, {name: text + "\n" for name, text in files.items()})
+
+
+def written(root: Path, files: Mapping[str, str]) -> Path:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text + "\n")
+        (root / name).write_text(text)
     return root
 
 
@@ -149,10 +154,60 @@ def test_only_efficiency_cores_allowed(tmp_path: Path) -> None:
     ],
 )
 def test_the_quota_of_a_cgroup(tmp_path: Path, files: dict[str, str], quota: float | None) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert cpu_quota(tmp_path) == quota
+    assert cpu_quota(written(tmp_path, files)) == quota
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("files", "left"),
+    [
+        ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/b/memory.max": "max"}, None),
+        (  # the one above is the tighter: half of its 4 GiB is used, of which 1 GiB is pages of files
+            {
+                "proc/self/cgroup": "0::/a/b",
+                "sys/fs/cgroup/a/memory.max": f"{4 * GIB}\n",
+                "sys/fs/cgroup/a/memory.current": f"{2 * GIB}\n",
+                "sys/fs/cgroup/a/memory.stat": f"anon {GIB}\nactive_file {GIB // 4}\ninactive_file {3 * GIB // 4}\n",
+                "sys/fs/cgroup/a/b/memory.max": str(8 * GIB),
+                "sys/fs/cgroup/a/b/memory.current": str(2 * GIB),
+            },
+            3 * GIB,
+        ),
+        (  # a container that sees its own cgroup as the top
+            {
+                "proc/self/cgroup": "0::/",
+                "sys/fs/cgroup/memory.max": str(2 * GIB),
+                "sys/fs/cgroup/memory.current": str(GIB // 2),
+            },
+            3 * GIB // 2,
+        ),
+        (  # version 1, in a container that is not told where the top is
+            {
+                "proc/self/cgroup": "5:memory:/docker/x\n4:cpu,cpuacct:/docker/x",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": str(2 * GIB),
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": str(GIB),
+                "sys/fs/cgroup/memory/memory.stat": f"inactive_file 7\ntotal_inactive_file {GIB // 2}\n",
+                "sys/fs/cgroup/cpu/memory.limit_in_bytes": "1",
+                "sys/fs/cgroup/cpu/memory.usage_in_bytes": "1",
+            },
+            3 * GIB // 2,
+        ),
+        (
+            {
+                "proc/self/cgroup": "0::/a",
+                "sys/fs/cgroup/a/memory.max": str(GIB),
+                "sys/fs/cgroup/a/memory.current": str(2 * GIB),
+            },
+            0,
+        ),
+        ({"proc/self/cgroup": "0::/a", "sys/fs/cgroup/a/memory.max": str(GIB)}, None),
+        ({}, None),
+    ],
+)
+def test_the_memory_that_cgroups_leave(tmp_path: Path, files: dict[str, str], left: int | None) -> None:
+    assert memory_left(written(tmp_path, files)) == left
 
 
 def test_a_quota_limits_the_threads() -> None:

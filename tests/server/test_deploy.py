@@ -18,6 +18,7 @@ from paceline.server.bridge import Bridge
 from paceline.server.gather import gather
 from paceline.server.launch import LOADING
 from paceline.server.metrics import Metrics
+from paceline.server.process import LAST_ANSWERS_SECONDS
 from paceline.server.settings import HINTS, Settings
 from paceline.types import Finish, Off, OffKind, SequenceStats, Speedup, TokenEvent
 
@@ -76,6 +77,17 @@ def test_the_image_listens_where_it_says() -> None:
     assert f"127.0.0.1:{PORT}/health" in docker("HEALTHCHECK")[0]
     given = {name: value for name, value in environment.items() if name.startswith("PACELINE_")}
     assert Settings(**gather(HINTS, flags={}, environ=given, file=None)).port == PORT
+
+
+def test_tools_that_look_at_the_health_are_in_the_image() -> None:
+    """A slim image has neither wget nor curl of its own; probes that KubeRay adds to its pods call wget."""
+    [installed] = re.findall(r"apt-get install (.*?) &&", docker("RUN")[-1])
+    base = {"python", "sleep", "bash", "sh", "grep"}  # in python:3.12-slim
+    [check] = re.findall(r"CMD (\[.*\])", docker("HEALTHCHECK")[0])
+    assert docker("FROM")[-1].startswith("python:3.12-slim")
+    assert json.loads(check)[0] in base | set(installed.split())
+    assert CONTAINER["lifecycle"]["preStop"]["exec"]["command"][0] in base
+    assert "wget" in installed.split()
 
 
 def test_the_image_runs_as_nobody_in_particular_and_leaves_its_builder_behind() -> None:
@@ -178,7 +190,8 @@ def test_the_config_map_is_a_file_of_settings(tmp_path: Path) -> None:
     assert (settings.host, settings.port) == ("0.0.0.0", PORT)
     assert not settings.api_keys  # they belong into a Secret
     wait = int(CONTAINER["lifecycle"]["preStop"]["exec"]["command"][1])
-    assert settings.drain_timeout + wait < POD["terminationGracePeriodSeconds"]
+    assert settings.drain_timeout >= settings.request_timeout, "no request is cut"
+    assert wait + settings.drain_timeout + LAST_ANSWERS_SECONDS < POD["terminationGracePeriodSeconds"]
 
 
 def test_compose_waits_for_the_drain() -> None:

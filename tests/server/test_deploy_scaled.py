@@ -28,7 +28,7 @@ def manifest(path: str) -> Any:
 
 
 POOL, ROUTE = manifest("gateway/inferencepool.yaml"), manifest("gateway/httproute.yaml")
-HPA, KEDA = manifest("autoscaling/hpa.yaml"), manifest("autoscaling/keda.yaml")
+HPA, KEDA = manifest("autoscaling/hpa/hpa.yaml"), manifest("autoscaling/keda/keda.yaml")
 RAY = manifest("kuberay/rayservice.yaml")
 SERVE = yaml.safe_load(RAY["spec"]["serveConfigV2"])
 [APPLICATION] = SERVE["applications"]
@@ -67,7 +67,7 @@ def test_the_pool_selects_the_pods() -> None:
 
 def test_autoscalers_ask_for_metrics_that_exist() -> None:
     queries = [trigger["metadata"]["query"] for trigger in KEDA["spec"]["triggers"]]
-    queries.append((DEPLOY / "autoscaling/hpa.yaml").read_text(encoding="utf-8"))
+    queries.append((DEPLOY / "autoscaling/hpa/hpa.yaml").read_text(encoding="utf-8"))
     for query in queries:
         named = set(re.findall(r"(?:vllm|paceline):\w+", query))
         assert named
@@ -85,6 +85,26 @@ def test_autoscalers_scale_the_deployment() -> None:
     [slowly] = HPA["spec"]["behavior"]["scaleDown"]["policies"]
     grace = target["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     assert slowly["periodSeconds"] > grace
+
+
+@pytest.mark.parametrize("name", ["hpa", "keda"])
+def test_an_apply_leaves_the_number_of_pods_to_the_autoscaler(name: str) -> None:
+    folder = DEPLOY / "autoscaling" / name
+    kustomization, deployment = manifest(f"autoscaling/{name}/kustomization.yaml"), MANIFESTS["deployment"]
+    [pods, own] = kustomization["resources"]
+    assert (folder / pods).resolve() == DEPLOY / "k8s"
+    assert (folder / own).exists()
+    [patch] = kustomization["patches"]
+    assert patch["target"] == {"kind": deployment["kind"], "name": deployment["metadata"]["name"]}
+    [change] = yaml.safe_load(patch["patch"])
+    assert change == {"op": "remove", "path": "/spec/replicas"}
+    assert "replicas" in deployment["spec"], "a patch that removes what is not there is an error"
+
+
+def test_an_apply_leaves_the_number_of_workers_to_rays_autoscaler() -> None:
+    spec = RAY["spec"]["rayClusterConfig"]
+    assert spec["enableInTreeAutoscaling"]
+    assert all("replicas" not in group and group["minReplicas"] for group in spec["workerGroupSpecs"])
 
 
 # Ray.
@@ -121,7 +141,9 @@ def test_workers_have_room_for_replicas_and_time_to_drain() -> None:
     [container] = pod["containers"]
     assert float(container["resources"]["limits"]["cpu"]) >= config.cluster.cpus
     assert workers["maxReplicas"] >= config.cluster.max_replicas
-    assert pod["terminationGracePeriodSeconds"] > config.given["drain_timeout"]
+    assert config.drain_seconds({}) > config.given["request_timeout"]
+    assert pod["terminationGracePeriodSeconds"] > config.drain_seconds({})
+    assert RAY["spec"]["rayClusterDeletionDelaySeconds"] >= pod["terminationGracePeriodSeconds"], "60 by default"
 
 
 def test_rays_version_is_one_that_the_extra_allows() -> None:

@@ -7,9 +7,11 @@ Linux every CPU counts as a core of one kind.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+
+from paceline.kernels.cpu.cgroups import cpu_quota, text_of
 
 ROOT = Path("/")
 CPU_FOLDER = "sys/devices/system/cpu"
@@ -78,49 +80,15 @@ def _nodes(root: Path) -> dict[int, int]:
     return {cpu: int(folder.name[4:]) for folder in folders for cpu in _list(folder / "cpulist")}
 
 
-def cpu_quota(root: Path = ROOT) -> float | None:
-    """Return the least number of CPUs that a cgroup of this process, or one above it, may use on average."""
-    quotas = [quota for folder in _cgroups(root) if (quota := _quota(folder)) is not None]
-    return min(quotas, default=None)
-
-
-def _cgroups(root: Path) -> Iterator[Path]:
-    """Yield the folders that limit the CPUs of this process, each with those above it."""
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = ([*line.split(":", 2), "", ""])[:3]
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        parts = [part for part in path.split("/") if part not in ("", "..")]
-        for depth in range(len(parts) + 1):
-            yield mount.joinpath(*parts[:depth])
-
-
-def _quota(folder: Path) -> float | None:
-    """Return the CPUs of one cgroup: of version 2 in one file, of version 1 in two."""
-    words = _text(folder / "cpu.max").split()
-    words = words or [*_text(folder / "cpu.cfs_quota_us").split(), *_text(folder / "cpu.cfs_period_us").split()]
-    if len(words) != 2 or not all(word.isdecimal() for word in words) or int(words[1]) == 0:
-        return None  # no limit: "max", or -1
-    return int(words[0]) / int(words[1])
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return ""
-
-
 def _number(path: Path) -> int:
-    text = _text(path).strip()
+    text = text_of(path).strip()
     return int(text) if text.isdecimal() else 0
 
 
 def _list(path: Path) -> list[int]:
     """Read a list of CPUs such as `0-3,8`."""
     cpus: list[int] = []
-    for part in _text(path).strip().split(","):
+    for part in text_of(path).strip().split(","):
         first, _, last = part.partition("-")
         if first.isdecimal() and (last.isdecimal() or not last):
             cpus.extend(range(int(first), int(last or first) + 1))

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from paceline.errors import OutOfMemory
+from paceline.kernels.cpu.cgroups import memory_left
+from paceline.kernels.cpu.topology import ROOT
 from paceline.kernels.quant import GROUP, Float8, Quantised, values_of
 from paceline.models.load import LoadedModel
 from paceline.models.weights import Weight, weight_bytes
@@ -82,10 +84,16 @@ def _bytes_in_use(weight: Weight, *, packed: bool) -> int:
     return 4 * weight.q.numel()  # float32
 
 
-def available_memory() -> int:
-    """Return the bytes of memory that can be used without swapping."""
+def available_memory(root: Path = ROOT) -> int:
+    """Return the bytes of memory that this process can use without swapping, within the limits of its container."""
+    free, left = _free(root), memory_left(root)
+    return free if left is None else min(free, left)
+
+
+def _free(root: Path) -> int:
+    """Return the bytes of the machine's memory that can be used without swapping."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = (root / "proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) << 10
     except (OSError, StopIteration):  # not Linux: half of the installed memory
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

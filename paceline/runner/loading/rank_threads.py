@@ -26,7 +26,7 @@ def check_threads(threads: int | None, *, same_bits: bool, compiled: bool) -> No
     """Raise InvalidRequest for threads that would change bits: torch divides sums by the number of threads."""
     if same_bits and not compiled and threads not in (None, 1):
         raise InvalidRequest(
-            f"threads {threads}: for the same bits across degrees each rank has one thread; leave threads out"
+            f"threads {threads}: for the same bits across degrees each rank has one thread; give 1, or leave it out"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from paceline.errors import OutOfMemory
 from paceline.kernels.base import PAGE_SIZE
 from paceline.models.load import LoadedModel
 from paceline.runner.loading import models as load
+from paceline.runner.loading.memory import available_memory
 from paceline.runner.loading.models import ready_shape
 from tests.tiny_models import TARGET
 
@@ -50,3 +52,17 @@ def test_weights_are_counted_before_a_decoder_packs_them(monkeypatch: pytest.Mon
     assert {part.format for part in ready.parts} == {"4-bit, groups of 32", "8-bit, groups of 32", "float32"}
     assert sum(part.parameters for part in ready.parts) == counts
     assert all(part.bytes < part.parameters for part in ready.parts if part.format.startswith("4-bit"))
+
+
+def test_memory_is_what_the_machine_and_the_container_leave(tmp_path: Path) -> None:
+    files = {"proc/meminfo": "MemTotal: 64 kB\nMemAvailable:    3072 kB\n", "proc/self/cgroup": "0::/pod"}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert available_memory(tmp_path) == 3 << 20
+    group = tmp_path / "sys/fs/cgroup/pod"
+    group.mkdir(parents=True)
+    (group / "memory.current").write_text(str(1 << 20))
+    for limit, left in ((3 << 20, 2 << 20), (64 << 20, 3 << 20)):
+        (group / "memory.max").write_text(str(limit))
+        assert available_memory(tmp_path) == left
