@@ -8,7 +8,7 @@ and acceptance, happens on rank 0 alone, so no rank can decide differently.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -18,8 +18,9 @@ from torch import Tensor
 from paceline.errors import OutOfMemory
 from paceline.kernels.base import Batch, KVMemory, Output
 from paceline.models.weights import Format, Progress
+from paceline.runner.parallel.exchange import Exchange
 from paceline.runner.parallel.messages import Load
-from paceline.runner.parallel.part import load_part, use_threads
+from paceline.runner.parallel.part import Part, load_part, use_threads
 from paceline.runner.parallel.ranks import Ranks
 from paceline.runner.parallel.split import Split
 
@@ -73,8 +74,16 @@ class SplitForward:
         def load(key: int) -> Load:
             return replace(order, key=key)
 
+        def mine(order: Load, exchange: Exchange, look: Callable[[], None]) -> Part:
+            def report(done: int, total: int) -> None:
+                look()
+                if progress is not None:
+                    progress(done, total)
+
+            return load_part(order, exchange, progress=report)
+
         self.ranks = ranks
-        self._key, self._part = ranks.load(load, lambda order, exchange: load_part(order, exchange, progress=progress))
+        self._key, self._part = ranks.load(load, mine)
         self.vocab_size = self._part.config.vocab_size
         self.taps = taps
         self.bitwise = split.compiled
