@@ -59,6 +59,10 @@ class Recipe:
     on_device: OnDevice | None = None  # None: only the host can run it
     profile: Callable[[int, int], None] | None = None  # (rows, rows with logits) → run the largest pass on the device
 
+    def host_bytes(self, num_pages: int) -> int:
+        """Count the bytes that it will take of a CPU's memory once it is built."""
+        return num_pages * self.page_bytes + (0 if self.model is None else self.model.unread_bytes)
+
 
 MakeRecipe = Callable[[str, ReadyModel, Progress | None], Recipe]
 """(options, the target, callback for loading progress) → a recipe. Options are the text after the name's colon."""

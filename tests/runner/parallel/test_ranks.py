@@ -21,7 +21,7 @@ from paceline.runner.forwards.torch import TorchForward
 from paceline.runner.parallel import messages
 from paceline.runner.parallel import ranks as module
 from paceline.runner.parallel.exchange import Exchange
-from paceline.runner.parallel.forward import SplitForward, check_memory
+from paceline.runner.parallel.forward import SplitForward
 from paceline.runner.parallel.messages import Busy, Failed, Hello, Join, Load, Loaded, Message, Pong, versions
 from paceline.runner.parallel.ranks import Loading, Ranks, Worker
 from paceline.runner.parallel.split import Split
@@ -381,12 +381,6 @@ def test_a_worker_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_that_do_not_meet() -> None:
     with pytest.raises(RankLost, match=r"rank 1 is stuck: no answer for 0.3 s"):
         Ranks(2, threads=1, timeout=0.3, command=fake(Hello(versions(), 1 << 30)))
-
-
-def test_a_rank_with_too_little_memory() -> None:
-    check_memory([200, 200], 100)
-    with pytest.raises(OutOfMemory, match=r"rank 1 needs 100 MiB .* is 50 MiB: lower kv_memory"):
-        check_memory([400 << 20, 100 << 20], 100 << 20)
 
 
 def test_a_model_that_one_rank_cannot_read(path: Path, tmp_path: Path) -> None:
