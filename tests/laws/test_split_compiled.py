@@ -116,7 +116,11 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("law", "mix", "format"),
-    [("greedy", "usual", "int4"), ("sampled", "few pages", "int4"), ("sampled", "usual", "int4-all")],
+    [
+        ("greedy", "usual", "int4"),
+        ("sampled", "few pages", "int4"),
+        pytest.param("sampled", "usual", "int4-all", marks=pytest.mark.slow),
+    ],
 )
 def test_one_process_and_two_say_the_same(two: Ranks, wide: Path, law: str, mix: str, format: Format) -> None:
     """Tokens, log-probabilities, keys and values, to the bit: shards are added within a rank, then across ranks."""

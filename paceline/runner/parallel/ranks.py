@@ -54,7 +54,7 @@ WORKER = (sys.executable, "-m", "paceline.runner.parallel.worker")
 START_SECONDS = 120.0  # time for a worker to import torch, on a busy machine with cold disks
 LOAD_SECONDS = 60.0  # time in which a worker that reads weights has computed, read or written something
 POLL_SECONDS = 0.05
-LAST_WORDS_SECONDS = 1.0  # time in which the cause of a loss becomes known after the loss itself
+LAST_WORDS_SECONDS = 1.0  # time in which the cause of a loss becomes known; if all but one rank ended, it is that one
 LEAVE_SECONDS = 2.0  # time for workers to end by themselves
 TELLING = ("OutOfMemory", "ModelFileError", "ModelNotFound", "UnsupportedModel")  # errors that keep their class
 T = TypeVar("T")
@@ -247,7 +247,7 @@ class Ranks:
         if not isinstance(error, NoAnswer):
             return str(error) if isinstance(error, RankLost) else f"{type(error).__name__}: {error}"
         until = time.monotonic() + LAST_WORDS_SECONDS
-        while time.monotonic() < until:
+        while time.monotonic() < until and not (error.silent and len(self._running) == 1):
             for worker in self._workers:
                 status = worker.process.poll()
                 if status is not None and status < 0:
@@ -256,8 +256,12 @@ class Ranks:
                 if isinstance(words, Failed) and words.kind != NoAnswer.__name__:
                     return str(worker.error(words))
             time.sleep(POLL_SECONDS)
-        stuck = [worker.rank for worker in self._workers if worker.process.poll() is None]
-        return f"rank {stuck[0]} is stuck: no answer for {self.timeout:g} s" if stuck else str(error)
+        stuck = self._running
+        return f"rank {stuck[0].rank} is stuck: no answer for {self.timeout:g} s" if stuck else str(error)
+
+    @property
+    def _running(self) -> list[Worker]:
+        return [worker for worker in self._workers if worker.process.poll() is None]
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
