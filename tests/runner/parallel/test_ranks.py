@@ -18,14 +18,16 @@ import torch
 
 from paceline.errors import ModelFileError, NoAnswer, OutOfMemory, RankLost
 from paceline.kernels.base import PAGE_SIZE, Batch, Output
+from paceline.models.load import open_model
 from paceline.runner.forwards.torch import TorchForward
+from paceline.runner.parallel import forward as forward_module
 from paceline.runner.parallel import messages
 from paceline.runner.parallel import ranks as module
 from paceline.runner.parallel.exchange import Exchange
 from paceline.runner.parallel.forward import SplitForward
 from paceline.runner.parallel.messages import Busy, Failed, Hello, Join, Load, Loaded, Message, Pong, versions
 from paceline.runner.parallel.ranks import Loading, Ranks, Worker
-from paceline.runner.parallel.split import Split
+from paceline.runner.parallel.split import Split, plan_split
 from paceline.types import OFF, Finish, Request, SamplingParams
 from tests.rig import RIGS, Rig, build
 from tests.runner.parallel.compiled_ranks import CompiledRanks, apart
@@ -301,16 +303,41 @@ def test_a_worker_reads_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     for mine in (lambda look: None, forever):
         ranks, workers = beside(*commands)
         assert all(worker.pipe.poll(PATIENCE) for worker in workers), "all have started"
-        with pytest.raises(RankLost, match="rank 2 is stuck: no progress with its weights for 0.5 s"):
+        with pytest.raises(RankLost, match=r"rank 2 is stuck: no progress with its weights for 0.5 s"):
             reads(ranks, mine)
         assert all(worker.process.poll() is not None for worker in workers)
 
 
 def forever(look: Callable[[], None]) -> None:
-    """Rank 0 reads a part that has no end."""
-    while True:
+    """Rank 0 reads a part that has no end, until it is told that a worker is lost."""
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
         look()
         time.sleep(0.01)
+
+
+def test_rank_0_looks_while_it_reads_its_own_part(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def load_part(load: Load, exchange: Exchange, *, progress: Callable[[int, int], None]) -> None:
+        forever(lambda: progress(1, 2))
+        raise AssertionError("it has read to the end")
+
+    monkeypatch.setattr(forward_module, "load_part", load_part)
+    ranks, _ = beside(fake("listens", "ends"))
+    config = open_model(str(path)).config
+    split = plan_split("tiny", config, degree=1, same_bits=False)
+    with pytest.raises(RankLost, match="rank 1 ended with status 1"):
+        SplitForward(
+            ranks,
+            str(path),
+            split=split,
+            format="fp32",
+            dtype=torch.float32,
+            num_pages=8,
+            progress=lambda done, total: read.append(done),
+        )
+    assert read, "it says how far it is, too"
 
 
 def test_a_worker_fails_while_rank_0_reads() -> None:
@@ -342,7 +369,7 @@ def test_a_worker_is_blocked_while_it_reads(monkeypatch: pytest.MonkeyPatch) -> 
     ranks, [worker] = beside([sys.executable, "-c", BLOCKED])
     worker.receive(Hello, seconds=PATIENCE, late="has not started within")
     worker.pipe.send(Join(rank=0, size=1, store="unused", timeout=PATIENCE, threads=1, memory=-1))
-    with pytest.raises(RankLost, match="rank 1 is stuck: no progress with its weights for 1.5 s"):
+    with pytest.raises(RankLost, match=r"rank 1 is stuck: no progress with its weights for 1.5 s"):
         reads(ranks)
     assert worker.process.poll() is not None
 
