@@ -20,6 +20,8 @@
 #                   a pass beside a busy loop on one core, and alone
 #   make bench      Paceline beside its peers on this machine (see docs/benchmarks.md)
 #   make soak       long inputs and SOAK minutes (30) of mixed load against a server (see docs/soak.md)
+#   make lose-ranks
+#                   a rank of a split model killed and stopped KILLS times (50) under load (see docs/scale.md)
 #   make page       docs/benchmarks.md and the README's numbers, from docs/results
 #   make clean      remove the environment and every cache
 
@@ -32,6 +34,7 @@ BENCH ?=
 SERVE ?= smollm2
 RAY ?= deploy/cluster.yaml
 SOAK ?= 30
+KILLS ?= 50
 
 BIN := .venv/bin
 # Bytecode is made for what is imported, when it is: of torch and its like that is a small part.
@@ -51,7 +54,7 @@ $(TESTING): export OMP_NUM_THREADS = 1
 $(TESTING): export PYTHONPYCACHEPREFIX = $(CURDIR)/.venv/bytecode
 $(TESTING): export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo serve serve-ray $(TESTING) test-gpu check fmt contention bench soak page clean
+.PHONY: demo serve serve-ray $(TESTING) test-gpu check fmt contention bench soak lose-ranks page clean
 .NOTPARALLEL:  # two installations into one .venv would meet
 .DELETE_ON_ERROR:
 
@@ -107,6 +110,9 @@ bench: $(READY_TO_RUN) $(READY_TO_COMPARE)
 
 soak: $(READY_TO_SERVE)
 	$(BIN)/python clients/soak.py --minutes $(SOAK)
+
+lose-ranks: $(READY_TO_SERVE)
+	$(BIN)/python clients/kill.py --only rank --kills $(KILLS)
 
 page: $(READY_TO_RUN)
 	$(BIN)/python -m peers.page

@@ -1,6 +1,7 @@
 """What happens in the middle of a load: signals, a fault of the engine, clients that leave, a full queue, no pages.
 
 python clients/kill.py                      with Paceline's own environment
+python clients/kill.py --only rank --kills 50 --save losses.json
 
 Each case has a server in a process of its own. Every request must end exactly once: one answer with a clear status, or
 one end of its stream, and one line in the log. What survives says what it says alone.
@@ -21,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from checks import Tally, expect
+from lost_ranks import CASES, FEW, rank_losses
 from odd_clients import idle
 from planted import FAULT
 from prompts import COMPLETIONS, request
@@ -228,16 +230,26 @@ PLAYS: dict[str, tuple[Play, tuple[str, ...], tuple[str, ...]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--serve-python", default=sys.executable, help="of Paceline's environment (default: this one)")
-    parser.add_argument("--only", action="append", choices=PLAYS, help="which (default: all)")
+    parser.add_argument("--only", action="append", choices=[*PLAYS, *CASES], help="which (default: all)")
+    parser.add_argument("--kills", type=int, default=FEW, help="times that a rank is lost (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments at which it is (default: %(default)s)")
+    parser.add_argument("--save", type=Path, help="file for what came of each loss, as JSON")
     args = parser.parse_args()
-    tally = Tally("kill")
-    with served(args.serve_python, *MEMORY) as server:
-        alone = asyncio.run(texts(server))
-    for name in args.only or PLAYS:
+    tally, chosen = Tally("kill"), args.only or [*PLAYS, *CASES]
+    if losses := [name for name in chosen if name in CASES]:
+        rank_losses(args.serve_python, tally, losses, kills=args.kills, seed=args.seed, save=args.save)
+    plays = [name for name in chosen if name in PLAYS]
+    alone = whole_texts(args.serve_python) if plays else []
+    for name in plays:
         play, options, program = PLAYS[name]
         with tally(f"{name}: {play.__doc__}"), served(args.serve_python, *options, program=program) as server:
             asyncio.run(play(server, alone))
     tally.end()
+
+
+def whole_texts(python: str) -> list[str]:
+    with served(python, *MEMORY) as server:
+        return asyncio.run(texts(server))
 
 
 async def texts(server: Served) -> list[str]:

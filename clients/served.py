@@ -80,7 +80,10 @@ class Served:
 
 
 @contextmanager
-def served(python: str, *options: str, program: tuple[str, ...] = (), model: str = "smollm2") -> Iterator[Served]:
+def served(
+    python: str, *options: str, program: tuple[str, ...] = (), model: str = "smollm2", wait: bool = True
+) -> Iterator[Served]:
+    """`wait`: until it is ready."""
     port = free_port()
     command = [python, *(program or PROGRAM), "serve", model, "--port", str(port), "--log-json", *options]
     with tempfile.TemporaryDirectory() as folder:
@@ -89,7 +92,8 @@ def served(python: str, *options: str, program: tuple[str, ...] = (), model: str
             process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=file)
         server = Served(process, port, log)
         try:
-            _wait(server)
+            if wait:
+                _wait(server)
             yield server
         finally:
             _end(process)

@@ -138,7 +138,12 @@ class RankLost(PacelineError):
 
 
 class NoAnswer(RankLost):
-    """A message to or from another rank failed. Rank 0 finds out which rank was lost first."""
+    """A message to or from another rank failed. Rank 0 finds out which rank was lost first. `silent`: it came too late,
+    and nothing else is wrong with the connection."""
+
+    def __init__(self, message: str, *, silent: bool = False) -> None:
+        super().__init__(message)
+        self.silent = silent
 
 
 class UnknownModel(PacelineError):

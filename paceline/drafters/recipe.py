@@ -67,6 +67,10 @@ class Recipe:
             return self.weight_bytes
         return self.pass_bytes if self.model is None else sum(part.bytes for part in self.model.parts)
 
+    def host_bytes(self, num_pages: int) -> int:
+        """Count the bytes that it will take of a CPU's memory once it is built."""
+        return num_pages * self.page_bytes + (0 if self.model is None else self.model.unread_bytes)
+
 
 MakeRecipe = Callable[[str, ReadyModel, Progress | None], Recipe]
 """(options, the target, callback for loading progress) → a recipe. Options are the text after the name's colon."""

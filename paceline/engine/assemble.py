@@ -99,7 +99,13 @@ def assemble(
         recipes[made.name] = made
     memory = share_memory(ready, list(recipes.values()), config)
     taps = sorted({tap for made in recipes.values() for tap in made.taps})
-    forward = ready.forward(num_pages=memory.num_pages, threads=threads, max_context=memory.max_context, taps=taps)
+    forward = ready.forward(
+        num_pages=memory.num_pages,
+        threads=threads,
+        max_context=memory.max_context,
+        taps=taps,
+        beside=sum(made.host_bytes(memory.num_pages) for made in recipes.values()),
+    )
     lanes = Lanes(count=config.max_sequences, max_context=memory.max_context, max_draft=config.max_draft)
     cache = KVCache(forward.kv, share_prefixes=config.prefix_cache)
     guards: dict[str, Guard] = {}

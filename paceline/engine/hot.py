@@ -119,8 +119,7 @@ class HotDrafters:
             )
 
     def _check_memory(self, made: Recipe) -> None:
-        need = made.page_bytes * self._parts.context.pool.num_pages
-        need += 0 if made.model is None else made.model.unread_bytes
+        need = made.host_bytes(self._parts.context.pool.num_pages)
         if need > (free := available_memory()):
             raise OutOfMemory(
                 f"the drafter {made.name} needs {need / 2**20:.0f} MiB for weights and KV memory, and "

@@ -11,8 +11,8 @@ Steps that follow each other within `interval` share a delivery; an event that e
 happens to the engine or the thread, `deliver` hears of it: the broad `except` in `_run` ensures this.
 
 While the thread is idle it checks the KV cache, once in each idle period. An inconsistent cache could change the
-target's output, so the engine is then dead, as after a failed step. It also looks whether the processes of a split
-model are still there.
+target's output, so the engine is then dead, as after a failed step. Each second it asks whether the processes of a
+split model still answer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from paceline.types import TokenEvent
 logger = logging.getLogger(__name__)
 
 IDLE_CHECK_SECONDS = 5.0  # idle time before the KV cache is checked; a check takes 0.5 µs a page, 0.14 s for 300,000
-WATCH_SECONDS = 1.0  # idle time between two looks at the processes of a split model
+WATCH_SECONDS = 1.0  # idle time between two questions to the processes of a split model
 
 Order = Callable[[Engine], None]
 Deliver = Callable[[list[TokenEvent], str | None], None]
@@ -113,14 +113,24 @@ class EngineThread:
 
     def _await_work(self, engine: Engine) -> bool:
         """Sleep until there is an order or the engine has work. False: the thread is to end."""
-        if not self._sleep(engine, IDLE_CHECK_SECONDS):
+        if not self._rest(engine, IDLE_CHECK_SECONDS):
             self._check_integrity(engine)  # without the lock, so that orders can come in
             while not self._sleep(engine, 0) and self._tended(engine, engine.improve):
                 pass
-            watch = engine.watch or (lambda: None)
-            while not self._sleep(engine, WATCH_SECONDS if engine.watch and not engine.dead else None):
-                self._tended(engine, watch)
+            self._rest(engine, math.inf)
         return bool(self._orders) or engine.has_work
+
+    def _rest(self, engine: Engine, seconds: float) -> bool:
+        """Sleep for `seconds` at most, and watch the processes of a split model meanwhile. True: as `_sleep`."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            watch = None if engine.dead else engine.watch
+            nap = min(left, WATCH_SECONDS if watch else math.inf)
+            if self._sleep(engine, None if nap == math.inf else nap):
+                return True
+            if watch:
+                self._tended(engine, watch)
+        return False
 
     def _sleep(self, engine: Engine, seconds: float | None) -> bool:
         """Sleep for `seconds` at most. True: there is an order, the engine has work, or the thread is to end."""

@@ -56,6 +56,18 @@ def test_an_idle_engine_dies_with_its_processes(monkeypatch: pytest.MonkeyPatch)
     assert next(looks) == 4, "a dead engine is not watched"
 
 
+def test_it_is_watched_before_its_cache_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    idle, looks = Idle(monkeypatch), iter(range(100))
+    monkeypatch.setattr(module, "IDLE_CHECK_SECONDS", PATIENCE)
+
+    def watch() -> None:
+        if next(looks) == 3:
+            raise RankLost("rank 1 was killed")
+
+    idle.engine.watch = watch
+    idle.until_it_dies()
+
+
 def test_a_rank_that_is_lost_in_an_idle_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     idle = Idle(monkeypatch)
 

@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from paceline.models.weights import Format
 from paceline.runner.parallel.forward import SplitForward
 from paceline.runner.parallel.ranks import Ranks
 from paceline.types import Rule
 from tests.laws import test_law_4_kv, under_law
 from tests.laws.test_law_4_kv import assert_remembered, walk
-from tests.laws.test_split_models import COUNT, MIXES, NAMES, NEIGHBOURS, engine, requests, said
+from tests.laws.test_split_models import COUNT, MIXES, NAMES, NEIGHBOURS, across, engine, requests, said
 from tests.rig import Made, Rig
 from tests.runner.parallel.split_models import PATIENCE, split_over, write_tiny
 from tests.runs import Key, plain, run, tokens_of
-from tests.tiny_models import TARGET
+from tests.tiny_models import TARGET, random_weights
 
 Said = dict[Key, tuple[list[int], list[Any]]]
 
@@ -100,3 +102,38 @@ def test_a_walk_leaves_the_kv_of_a_prefill(two: Ranks, path: Path, monkeypatch: 
     told = walk(rig, "compiled", asked)
     assert 0 < rig.engine.stats.accepted < rig.engine.stats.drafted
     assert_remembered(rig, "compiled", asked, told)
+
+
+# ── the same bits at every degree ──
+
+WIDE = replace(TARGET.config, num_heads=8, head_dim=32, intermediate_size=160)  # four shards, of unequal MLP columns
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("wide"), WIDE, random_weights(WIDE, seed=3))
+
+
+@pytest.mark.parametrize(
+    ("law", "mix", "format"),
+    [
+        ("greedy", "usual", "int4"),
+        ("sampled", "few pages", "int4"),
+        pytest.param("sampled", "usual", "int4-all", marks=pytest.mark.slow),
+    ],
+)
+def test_one_process_and_two_say_the_same(two: Ranks, wide: Path, law: str, mix: str, format: Format) -> None:
+    """Tokens, log-probabilities, keys and values, to the bit: shards are added within a rank, then across ranks."""
+    one = across(Ranks(1, threads=1), wide, law, mix, format=format)
+    other = across(two, wide, law, mix, format=format)
+    assert one[0] == other[0]
+    assert torch.equal(one[1], other[1])
+    assert one[2] == other[2]
+    assert (one[2] > 0) == (mix == "few pages")
+
+
+def test_other_bits_if_not_asked_for(two: Ranks, wide: Path) -> None:
+    """Or the law above would say nothing."""
+    one = across(Ranks(1, threads=1), wide, "greedy", "usual", format="int4", same_bits=False)
+    other = across(two, wide, "greedy", "usual", format="int4", same_bits=False)
+    assert one[0] != other[0]

@@ -132,8 +132,11 @@ def kv_of(rig: Rig) -> torch.Tensor:
     return torch.stack(rig.forward.kv.read(slots))
 
 
-def across(ranks: Ranks, path: Path, law: str, mix: str) -> tuple[dict[Key, Any], torch.Tensor, int]:
-    rig = engine(ranks, path, all_drafters(law, ACROSS), same_bits=True, **MIXES[mix])
+def across(
+    ranks: Ranks, path: Path, law: str, mix: str, *, same_bits: bool = True, format: str = "fp32"
+) -> tuple[dict[Key, Any], torch.Tensor, int]:
+    """What requests say, the keys and values that they leave, and how many sequences had to give up their pages."""
+    rig = engine(ranks, path, all_drafters(law, ACROSS), same_bits=same_bits, format=format, **MIXES[mix])
     told = said(run(rig, requests(law, ACROSS, logprobs=3), every=1))
     assert rig.engine.stats.accepted > 0
     return told, kv_of(rig), rig.engine.stats.preemptions

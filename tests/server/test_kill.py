@@ -181,24 +181,35 @@ def test_a_failure_under_load(
     scenario(llm, play)
 
 
-def test_a_rank_is_killed_under_load(tmp_path: Path, log: io.StringIO) -> None:
-    """Every request ends once, and the server ends with the cause."""
-    llm = tiny_llm(tmp_path, tensor_parallel=2, rank_timeout=float(PATIENCE))
+@pytest.mark.parametrize(
+    ("requests", "number", "patience", "said"),
+    [
+        (COUNT, signal.SIGKILL, float(PATIENCE), "rank 1 was killed by SIGKILL"),
+        pytest.param(COUNT, signal.SIGSTOP, 2.0, "rank 1 is stuck: no answer for 2 s", marks=pytest.mark.slow),
+        pytest.param(0, signal.SIGKILL, float(PATIENCE), "rank 1 was killed by SIGKILL", marks=pytest.mark.slow),
+        (0, signal.SIGSTOP, 2.0, "rank 1 is stuck: no answer for 2 s"),
+    ],
+)
+def test_a_rank_is_lost(
+    tmp_path: Path, log: io.StringIO, requests: int, number: signal.Signals, patience: float, said: str
+) -> None:
+    """Under load every request ends once; with a load or without, the server ends with the cause."""
+    llm = tiny_llm(tmp_path, tensor_parallel=2, rank_timeout=patience)
     forward = llm.parts.context.target
     assert isinstance(forward, SplitForward)
 
     async def play(server: Alive) -> None:
-        running = await load(server, tokens=200)
-        await until(lambda: llm.engine.stats.steps > 5)
-        os.kill(forward.ranks.pids()[1], signal.SIGKILL)
+        running = await load(server, tokens=200) if requests else []
+        await until(lambda: not requests or llm.engine.stats.steps > 5)
+        os.kill(forward.ranks.pids()[1], number)
         for end in await asyncio.gather(*running):
             assert end.ends in (("engine_error",), ("engine_dead",)), "one end"
         await until(lambda: server.process.server.should_exit)
 
-    with pytest.raises(EngineDead, match="rank 1 was killed by SIGKILL; start the server anew"):
+    with pytest.raises(EngineDead, match=f"{said}; start the server anew"):
         scenario(llm, play)
-    assert set(ends_in(log)) == {f"r-{index}" for index in range(COUNT)}
-    assert "rank 1 was killed by SIGKILL" in log.getvalue()
+    assert set(ends_in(log)) == {f"r-{index}" for index in range(requests)}
+    assert said in log.getvalue() or not requests
 
 
 def test_a_full_queue_under_load(tmp_path: Path, alone: list[str]) -> None:

@@ -199,7 +199,7 @@ class Program:
 
     def _refuse(self, status: int, pass_: Pass) -> NoReturn:
         if status in LOSSES:
-            raise NoAnswer(LOSSES[Status(status)])
+            raise NoAnswer(LOSSES[Status(status)], silent=status == Status.RANK_SILENT)
         if status == Status.OUT_OF_MEMORY:
             raise OutOfMemory(f"no memory for a forward pass over {pass_.rows} rows; lower the token budget of a step")
         raise AssertionError(f"a batch with {PROBLEMS[Status(status)]}")

@@ -46,6 +46,7 @@ from paceline.runner.loading.rank_threads import threads_of_a_rank
 from paceline.runner.loading.shortlist import fill_shortlist
 from paceline.runner.loading.stages import stage
 from paceline.runner.parallel.forward import split_forward
+from paceline.runner.parallel.rank_memory import bytes_of_ranks
 from paceline.runner.parallel.split import Split
 from paceline.text.tokenizer import Tokenizer
 
@@ -127,8 +128,11 @@ class ReadyModel:
             with memory_for(f"a pass of {rows} tokens of {self.name}", "lower max_step_tokens or max_sequences"):
                 self.decoder.profile(rows, outs)
 
-    def forward(self, *, num_pages: int, threads: int | None, max_context: int, taps: Sequence[int] = ()) -> Forward:
-        """Build the Forward. It takes ownership of the weights, and may empty the mapping."""
+    def forward(
+        self, *, num_pages: int, threads: int | None, max_context: int, taps: Sequence[int] = (), beside: int = 0
+    ) -> Forward:
+        """Build the Forward. It takes ownership of the weights, and may empty the mapping. `beside`: bytes of drafters
+        in this process, for which rank 0 of a split model needs room."""
         config = self.model.config
         if self.decoder is not None:
             from paceline.runner.forwards.cuda import CudaForward, new_kv
@@ -137,7 +141,9 @@ class ReadyModel:
             kv = new_kv(config, num_pages=num_pages, dtype=dtype, device=device)
             return CudaForward(self.decoder, kv, taps=taps)
         if self.split is not None:
-            return self._split_forward(num_pages=num_pages, threads=threads, max_context=max_context, taps=taps)
+            return self._split_forward(
+                num_pages=num_pages, threads=threads, max_context=max_context, taps=taps, beside=beside
+            )
         try:
             if self.compiled:
                 # Torch does little between passes, and its idle threads would spin on the kernels' cores.
@@ -160,17 +166,21 @@ class ReadyModel:
                 "choose a smaller format such as int4"
             ) from error
 
-    def _split_forward(self, *, num_pages: int, threads: int | None, max_context: int, taps: Sequence[int]) -> Forward:
+    def _split_forward(
+        self, *, num_pages: int, threads: int | None, max_context: int, taps: Sequence[int], beside: int
+    ) -> Forward:
         """Start the ranks, and have each read its shards."""
         assert self.split is not None, f"{self.name} is not split"
         assert self.stored is not None, "ranks read weights from files"
+        needs = bytes_of_ranks(
+            self.model.weights, self.model.config, self.split, kv_bytes=num_pages * self.page_bytes, beside=beside
+        )
         return split_forward(
             str(self.model.path),
             split=self.split,
             format=self.stored.format,
             dtype=_dtype(self.model),
-            weight_bytes=self.unread_bytes,
-            kv_bytes=num_pages * self.page_bytes,
+            needs=needs,
             num_pages=num_pages,
             threads=self.known_threads(threads).threads,
             timeout=self.rank_timeout,

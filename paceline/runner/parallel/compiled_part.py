@@ -6,7 +6,7 @@ Weights have the bits that they have in the whole model, since rows are quantise
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.base import Batch, Output
-from paceline.kernels.cpu.pack import Pack
+from paceline.kernels.cpu.pack import Layout, Pack
 from paceline.models.config import ModelConfig
 from paceline.models.load import open_model
 from paceline.models.tensor_names import expected_shapes
-from paceline.models.weights import Progress, TensorSource, describe_weights
+from paceline.models.weights import Progress, TensorSource, Weight, describe_weights
 from paceline.runner.forwards.compiled import CompiledForward
 from paceline.runner.forwards.decoder_pack import decoder_layout, read_decoder
 from paceline.runner.forwards.share import Share
@@ -113,14 +113,20 @@ def read_compiled(load: Load, exchange: Exchange, progress: Progress | None = No
     )
 
 
+def layout_of_rank(described: Mapping[str, Weight], config: ModelConfig, split: Split, *, rank: int) -> Layout:
+    """Lay out the packed weights of a rank. `described`: all weights of the model, without data."""
+    own = shard_config(config, rank, split.by_ranks)
+    shapes = {name: shape for name, shape in expected_shapes(own).items() if rank == 0 or not name.endswith(ONCE)}
+    return decoder_layout(described, shapes=shapes)
+
+
 def pack_of_rank(
     load: Load, source: TensorSource, config: ModelConfig, *, rank: int, progress: Progress | None = None
 ) -> Pack:
     """Return the packed weights of a rank. Each matrix has the format that it has in the whole model."""
     split = load.split.by_ranks
     own, part = shard_config(config, rank, split), ShardedSource(source, config, shard=rank, split=split)
-    shapes = {name: shape for name, shape in expected_shapes(own).items() if rank == 0 or not name.endswith(ONCE)}
-    layout = decoder_layout(describe_weights(source, config, format=load.format), shapes=shapes)
+    layout = layout_of_rank(describe_weights(source, config, format=load.format), config, split, rank=rank)
     name = f"{Path(load.path).name}, rank {rank} of {split.degree}"
     origin = Origin(name, tuple(source.files()), load.format, (own, rank, split))
 

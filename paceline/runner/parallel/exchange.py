@@ -111,7 +111,8 @@ def _talking_to(rank: int) -> Iterator[None]:
         yield
     except RuntimeError as error:
         silent = "imed out" in str(error)  # beyond the group's timeout; else the connection broke
-        raise NoAnswer(f"rank {rank} {'has not answered in time' if silent else 'has gone'}") from error
+        said = "has not answered in time" if silent else "has gone"
+        raise NoAnswer(f"rank {rank} {said}", silent=silent) from error
 
 
 def fold(parts: Sequence[Tensor]) -> Tensor:

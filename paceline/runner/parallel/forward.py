@@ -8,18 +8,19 @@ and acceptance, happens on rank 0 alone, so no rank can decide differently.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from paceline.errors import OutOfMemory
 from paceline.kernels.base import Batch, KVMemory, Output
 from paceline.models.weights import Format, Progress
+from paceline.runner.parallel.exchange import Exchange
 from paceline.runner.parallel.messages import Load
-from paceline.runner.parallel.part import load_part, use_threads
+from paceline.runner.parallel.part import Part, load_part, use_threads
+from paceline.runner.parallel.rank_memory import check_memory
 from paceline.runner.parallel.ranks import Ranks
 from paceline.runner.parallel.split import Split
 
@@ -73,8 +74,16 @@ class SplitForward:
         def load(key: int) -> Load:
             return replace(order, key=key)
 
+        def mine(order: Load, exchange: Exchange, look: Callable[[], None]) -> Part:
+            def report(done: int, total: int) -> None:
+                look()
+                if progress is not None:
+                    progress(done, total)
+
+            return load_part(order, exchange, progress=report)
+
         self.ranks = ranks
-        self._key, self._part = ranks.load(load, lambda order, exchange: load_part(order, exchange, progress=progress))
+        self._key, self._part = ranks.load(load, mine)
         self.vocab_size = self._part.config.vocab_size
         self.taps = taps
         self.bitwise = split.compiled
@@ -111,8 +120,7 @@ def split_forward(
     split: Split,
     format: Format,
     dtype: torch.dtype,
-    weight_bytes: int,
-    kv_bytes: int,
+    needs: Sequence[int],
     num_pages: int,
     threads: int,
     timeout: float,
@@ -120,11 +128,11 @@ def split_forward(
     max_context: int | None = None,
     progress: Progress | None = None,
 ) -> SplitForward:
-    """Start the ranks and load a model on them. `weight_bytes` and `kv_bytes` are those of all ranks together."""
+    """Start the ranks and load a model on them. `needs`: bytes that each rank will hold."""
     use_threads(1 if split.compiled else threads)
     ranks = Ranks(split.degree, threads=threads, timeout=timeout)
     try:
-        check_memory(ranks.memory, (weight_bytes + kv_bytes) // split.degree)
+        check_memory(ranks.memory, needs)
         return SplitForward(
             ranks,
             path,
@@ -139,14 +147,3 @@ def split_forward(
     except BaseException:
         ranks.close()
         raise
-
-
-def check_memory(free: Sequence[int], need: int) -> None:
-    """Raise OutOfMemory if a rank's part of the machine's free memory is too small. `free`: what each rank finds."""
-    for rank, found in enumerate(free):
-        share = found // len(free)
-        if share < need:
-            raise OutOfMemory(
-                f"rank {rank} needs {need / 2**20:.0f} MiB for weights and KV cache, and its share of the free memory "
-                f"is {share / 2**20:.0f} MiB: lower kv_memory or max_context, or take a smaller format"
-            )

@@ -4,9 +4,12 @@
     Hello ─────────────────────────────▶         what runs here
           ◀──────────────────────────── Join     be this rank of this group
           ◀──────────────────────────── Load     read your shards of a model
+    Busy ──────────────────────────────▶         while it reads: it gets on
     Loaded or Failed ──────────────────▶
           ◀──────────────────────────── Call     one for each pass; nothing is answered
           ◀──────────────────────────── Free     forget a model
+          ◀──────────────────────────── Ping     between passes
+    Pong ──────────────────────────────▶
 
 A pipe that is closed means that the other side has gone. Messages are pickled: both ends are Paceline's own processes.
 """
@@ -76,6 +79,11 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Busy:
+    """A worker has got on with reading its shards since it last said so."""
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     """A worker has read its shards."""
 
@@ -104,7 +112,17 @@ class Free:
     key: int
 
 
-Message = Hello | Join | Load | Loaded | Failed | Call | Free
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """A worker with nothing to do shall answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """A worker has no more to do, and is there."""
+
+
+Message = Hello | Join | Load | Busy | Loaded | Failed | Call | Free | Ping | Pong
 
 
 @cache

@@ -1,7 +1,8 @@
 """The workers of rank 0: processes that it starts, calls and ends, and what it says when one is lost.
 
 A worker that dies breaks a connection, which every other rank notices at once. One that is stuck is noticed after
-`timeout` seconds. Then all workers are killed, and every later call raises the same error: nothing waits for ever.
+`timeout` seconds in a pass and between passes, and while it reads weights once it has not got on for LOAD_SECONDS.
+Then all workers are killed, and every later call raises the same error: nothing waits for ever.
 
 Calls may come from several threads, such as a drafter's beside the engine's. A lock keeps each call whole, so all ranks
 run the same calls in the same order.
@@ -10,6 +11,7 @@ run the same calls in the same order.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import shutil
 import signal
@@ -32,6 +34,7 @@ from paceline.runner.loading.memory import available_memory
 from paceline.runner.parallel.exchange import Exchange, join
 from paceline.runner.parallel.messages import (
     PACKAGE,
+    Busy,
     Call,
     Failed,
     Free,
@@ -40,15 +43,18 @@ from paceline.runner.parallel.messages import (
     Load,
     Loaded,
     Message,
+    Ping,
     Pipe,
+    Pong,
     flat,
     versions,
 )
 
 WORKER = (sys.executable, "-m", "paceline.runner.parallel.worker")
 START_SECONDS = 120.0  # time for a worker to import torch, on a busy machine with cold disks
+LOAD_SECONDS = 60.0  # time in which a worker that reads weights has computed, read or written something
 POLL_SECONDS = 0.05
-LAST_WORDS_SECONDS = 1.0  # time in which the cause of a loss becomes known after the loss itself
+LAST_WORDS_SECONDS = 1.0  # time in which the cause of a loss becomes known; if all but one rank ended, it is that one
 LEAVE_SECONDS = 2.0  # time for workers to end by themselves
 TELLING = ("OutOfMemory", "ModelFileError", "ModelNotFound", "UnsupportedModel")  # errors that keep their class
 T = TypeVar("T")
@@ -73,19 +79,23 @@ class Worker:
         self.rank = rank
         self.pipe = Pipe(mine.detach(), timeout=timeout)
 
-    def receive(self, kind: type[T], *, seconds: float | None = None) -> T:
-        """Wait for a message. Raises the worker's own error if it failed, and RankLost if it ended or is late."""
-        until = None if seconds is None else time.monotonic() + seconds
-        while not self.pipe.poll(POLL_SECONDS):
-            if until is not None and time.monotonic() > until:
-                raise RankLost(f"rank {self.rank} has not started within {seconds:g} s")
+    def receive(self, kind: type[T], *, seconds: float, late: str) -> T:
+        """Wait for a message. Raises the worker's own error if it failed, and RankLost if it ended or is late, which
+        `late` says in words."""
+        if not self.pipe.poll(seconds):
+            raise RankLost(f"rank {self.rank} {late} {seconds:g} s")
+        message = self.take()
+        assert isinstance(message, kind), f"rank {self.rank} sent {message}"
+        return message
+
+    def take(self) -> Message:
+        """Return the message that is there. Raises the worker's own error if it failed, and RankLost if it ended."""
         try:
             message = self.pipe.receive()
         except (EOFError, OSError):
             raise RankLost(f"rank {self.rank} {self.ending or 'closed its pipe'}") from None
         if isinstance(message, Failed):
             raise self.error(message)
-        assert isinstance(message, kind), f"rank {self.rank} sent {message}"
         return message
 
     def error(self, failed: Failed) -> PacelineError:
@@ -108,6 +118,31 @@ class Worker:
             return None
 
 
+class Loading:
+    """Workers that read their parts of a model, while rank 0 reads its own."""
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        now = time.monotonic()
+        self._heard = dict.fromkeys(workers, now)  # those that have not finished, and their last message
+
+    def look(self, seconds: float = 0.0) -> None:
+        """Take what workers say; wait `seconds` for each. Raises RankLost if one ended, or has not got on for long."""
+        for worker in list(self._heard):
+            while worker in self._heard and worker.pipe.poll(seconds):
+                message = worker.take()
+                assert isinstance(message, Busy | Loaded), f"rank {worker.rank} sent {message}"
+                self._heard[worker] = time.monotonic()
+                if isinstance(message, Loaded):
+                    del self._heard[worker]
+            if time.monotonic() - self._heard.get(worker, math.inf) > LOAD_SECONDS:
+                raise RankLost(f"rank {worker.rank} is stuck: no progress with its weights for {LOAD_SECONDS:g} s")
+
+    def wait(self) -> None:
+        """Return when all workers have finished."""
+        while self._heard:
+            self.look(POLL_SECONDS)
+
+
 class Ranks:
     """All ranks of one machine, seen from rank 0. Ended by `close`, with this process, or when nobody refers to it."""
 
@@ -127,15 +162,18 @@ class Ranks:
         finally:
             os.close(memory)  # mapped by now
 
-    def load(self, load: Callable[[int], Load], mine: Callable[[Load, Exchange], T]) -> tuple[int, T]:
-        """Have every rank read a model at the same time: the workers theirs, and rank 0 its own part by `mine`."""
+    def load(
+        self, load: Callable[[int], Load], mine: Callable[[Load, Exchange, Callable[[], None]], T]
+    ) -> tuple[int, T]:
+        """Have every rank read a model at the same time: the workers theirs, and rank 0 its own part by `mine`, which
+        calls its last argument now and then: that raises if a worker is lost."""
 
         def everywhere() -> tuple[int, T]:
             order = load(next(self._keys))
             self._tell(order)
-            part = mine(order, self.exchange)
-            for worker in self._workers:
-                worker.receive(Loaded)
+            loading = Loading(self._workers)
+            part = mine(order, self.exchange, loading.look)
+            loading.wait()
             return order.key, part
 
         return self._guarded(everywhere)
@@ -156,12 +194,12 @@ class Ranks:
                 self._guarded(lambda: self._tell(Free(key)))
 
     def check(self) -> None:
-        """Raise RankLost if a worker has ended."""
+        """Raise RankLost if a worker has ended, or does not answer within `timeout`. No pass may be under way."""
 
         def all_there() -> None:
-            ended = [worker for worker in self._workers if worker.process.poll() is not None]
-            if ended:
-                raise RankLost(f"rank {ended[0].rank} {ended[0].ending}")
+            self._tell(Ping())
+            for worker in self._workers:
+                worker.receive(Pong, seconds=self.timeout, late="is stuck: no answer for")
 
         self._guarded(all_there)
 
@@ -171,7 +209,7 @@ class Ranks:
 
     def _meet(self, store: Path, threads: int, memory: int) -> Exchange:
         for worker in self._workers:
-            hello = worker.receive(Hello, seconds=START_SECONDS)
+            hello = worker.receive(Hello, seconds=START_SECONDS, late="has not started within")
             if hello.versions != versions():
                 theirs, mine = ", ".join(hello.versions), ", ".join(versions())
                 raise RankLost(f"rank {worker.rank} runs {theirs}, and rank 0 {mine}: all ranks need the same versions")
@@ -209,7 +247,7 @@ class Ranks:
         if not isinstance(error, NoAnswer):
             return str(error) if isinstance(error, RankLost) else f"{type(error).__name__}: {error}"
         until = time.monotonic() + LAST_WORDS_SECONDS
-        while time.monotonic() < until:
+        while time.monotonic() < until and not (error.silent and len(self._running) == 1):
             for worker in self._workers:
                 status = worker.process.poll()
                 if status is not None and status < 0:
@@ -218,8 +256,12 @@ class Ranks:
                 if isinstance(words, Failed) and words.kind != NoAnswer.__name__:
                     return str(worker.error(words))
             time.sleep(POLL_SECONDS)
-        stuck = [worker.rank for worker in self._workers if worker.process.poll() is None]
-        return f"rank {stuck[0]} is stuck: no answer for {self.timeout:g} s" if stuck else str(error)
+        stuck = self._running
+        return f"rank {stuck[0].rank} is stuck: no answer for {self.timeout:g} s" if stuck else str(error)
+
+    @property
+    def _running(self) -> list[Worker]:
+        return [worker for worker in self._workers if worker.process.poll() is None]
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:

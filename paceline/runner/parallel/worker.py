@@ -2,20 +2,47 @@
 
 It decides nothing. It ends when its pipe to rank 0 is closed, also if rank 0 was killed, and when another rank is lost
 in the middle of a pass. Ctrl-C is left to rank 0.
+
+While it reads shards it sends Busy as long as the process gets on: it computes, reads or writes. A slow disk is no
+reason to end it, and a disk that answers no more is.
 """
 
 from __future__ import annotations
 
+import os
+import resource
+import select
 import signal
 import sys
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from paceline.errors import RankLost
 from paceline.runner.loading.memory import available_memory
 from paceline.runner.parallel.exchange import Exchange, join
-from paceline.runner.parallel.messages import Call, Failed, Free, Hello, Join, Load, Loaded, Pipe, versions, whole
+from paceline.runner.parallel.messages import (
+    Busy,
+    Call,
+    Failed,
+    Free,
+    Hello,
+    Join,
+    Load,
+    Loaded,
+    Ping,
+    Pipe,
+    Pong,
+    versions,
+    whole,
+)
 from paceline.runner.parallel.part import Part, load_part, use_threads
+
+BUSY_SECONDS = 1.0  # time between two looks whether this process gets on
+BUSY_CPU_SECONDS = 0.01  # work that counts as getting on
+ORPHAN_SECONDS = 2.0  # time to leave by itself once rank 0 has gone
 
 
 def main(descriptor: int) -> int:
@@ -55,15 +82,61 @@ def serve(pipe: Pipe) -> None:
 def _obey(pipe: Pipe, exchange: Exchange, models: dict[int, Part]) -> None:
     match pipe.receive():
         case Load() as load:
-            models[load.key] = load_part(load, exchange)
+            with _saying_busy(pipe):
+                models[load.key] = load_part(load, exchange)
             pipe.send(Loaded())
         case Call(key, method, arguments):
             getattr(models[key], method)(*map(whole, arguments))
         case Free(key):
             models.pop(key, None)
+        case Ping():
+            pipe.send(Pong())
         case other:
             raise RankLost(f"a worker does not know what to do with {other}")
 
 
+@contextmanager
+def _saying_busy(pipe: Pipe) -> Iterator[None]:
+    """Tell rank 0 of progress, from a thread that sends nothing more once the block has ended."""
+    over = threading.Event()
+
+    def look() -> None:
+        before = _progress()
+        while not over.wait(BUSY_SECONDS):
+            now = _progress()
+            if now[0] - before[0] > BUSY_CPU_SECONDS or now[1] > before[1]:
+                before = now
+                with suppress(OSError):  # rank 0 has gone: the main thread finds out
+                    pipe.send(Busy())
+
+    thread = threading.Thread(target=look, name="busy", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _progress() -> tuple[float, int]:
+    """Return the seconds that all threads but this one have computed, and the blocks that were read or written."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return time.process_time() - time.thread_time(), used.ru_inblock + used.ru_oublock + used.ru_majflt
+
+
+def end_with(descriptor: int, status: int = 1) -> None:
+    """End this process soon after the other side of a pipe has gone, whatever its main thread is stuck in."""
+
+    def wait() -> None:
+        poll = select.poll()
+        poll.register(descriptor, 0)  # its end alone
+        poll.poll()
+        time.sleep(ORPHAN_SECONDS)
+        os._exit(status)
+
+    threading.Thread(target=wait, name="orphan", daemon=True).start()
+
+
 if __name__ == "__main__":
+    end_with(int(sys.argv[1]))
     sys.exit(main(int(sys.argv[1])))

@@ -118,7 +118,7 @@ def test_formats_and_places_that_are_not_split(path: Path, monkeypatch: pytest.M
 
 def test_a_rank_without_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "available_memory", lambda: 1 << 20)
-    with pytest.raises(OutOfMemory, match=r"rank 0 needs .* its share of the free memory is 1 MiB"):
+    with pytest.raises(OutOfMemory, match=r"rank 0 needs .*, and 1 MiB \(1048576 bytes\) are free"):
         LLM(str(path), format="fp32", drafter=[], same_bits_across_degrees=True, kv_memory=8 << 20)
 
 

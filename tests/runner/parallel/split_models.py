@@ -98,8 +98,8 @@ def _hf_name(canonical: str) -> str:
 def split_over(
     ranks: Ranks, path: Path, *, same_bits: bool, num_pages: int, taps: Sequence[int] = (), format: Any = "fp32"
 ) -> SplitForward:
-    """`format` int8 or int4: compiled."""
-    config, compiled = open_model(str(path)).config, format in ("int8", "int4")
+    """`format` of integers: compiled."""
+    config, compiled = open_model(str(path)).config, format.startswith("int")
     split = plan_split("tiny", config, degree=ranks.size, same_bits=same_bits, compiled=compiled)
     dtype = torch.bfloat16 if format == "bf16" else torch.float32
     return SplitForward(ranks, str(path), split=split, format=format, dtype=dtype, num_pages=num_pages, taps=taps)

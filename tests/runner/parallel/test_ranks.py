@@ -9,21 +9,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from paceline.errors import ModelFileError, OutOfMemory, RankLost
+from paceline.errors import ModelFileError, NoAnswer, OutOfMemory, RankLost
 from paceline.kernels.base import PAGE_SIZE, Batch, Output
+from paceline.models.load import open_model
 from paceline.runner.forwards.torch import TorchForward
+from paceline.runner.parallel import forward as forward_module
 from paceline.runner.parallel import messages
 from paceline.runner.parallel import ranks as module
 from paceline.runner.parallel.exchange import Exchange
-from paceline.runner.parallel.forward import SplitForward, check_memory
-from paceline.runner.parallel.messages import Failed, Hello, Message, versions
-from paceline.runner.parallel.ranks import Ranks, Worker
+from paceline.runner.parallel.forward import SplitForward
+from paceline.runner.parallel.messages import Busy, Failed, Hello, Join, Load, Loaded, Message, Pong, versions
+from paceline.runner.parallel.ranks import Loading, Ranks, Worker
+from paceline.runner.parallel.split import Split, plan_split
 from paceline.types import OFF, Finish, Request, SamplingParams
 from tests.rig import RIGS, Rig, build
 from tests.runner.parallel.compiled_ranks import CompiledRanks, apart
@@ -178,26 +182,34 @@ FAKE = """
 import sys, time
 from multiprocessing.connection import Connection
 pipe = Connection(int(sys.argv[-1]))
-pipe.send_bytes(bytes.fromhex(sys.argv[1]))
-sys.exit(1) if "ends" in sys.argv else time.sleep(60)
+for word in sys.argv[1:-1]:
+    if word == "ends":
+        sys.exit(1)
+    elif word == "listens":
+        pipe.recv_bytes()
+    else:
+        pipe.send_bytes(bytes.fromhex(word))
+time.sleep(60)
 """
 
 
-def fake(message: Message) -> list[str]:
-    """The command of a worker that says one thing and then nothing."""
-    return [sys.executable, "-c", FAKE, pickle.dumps(message).hex()]
+def fake(*words: Message | str) -> list[str]:
+    """The command of a worker that says this and then nothing. Words: it "listens" to a message, "ends"."""
+    spelt = [word if isinstance(word, str) else pickle.dumps(word).hex() for word in words]
+    return [sys.executable, "-c", FAKE, *spelt]
 
 
-def beside(command: list[str]) -> tuple[Ranks, Worker]:
-    """A rank that is alone, with a worker that never joined."""
-    ranks = Ranks(1, threads=1)
-    worker = Worker(1, command, timeout=1.0)
-    ranks._workers.append(worker)
-    return ranks, worker
+def beside(*commands: list[str]) -> tuple[Ranks, list[Worker]]:
+    """A rank that is alone, with workers that never joined."""
+    ranks = Ranks(1, threads=1, timeout=PATIENCE)
+    workers = [Worker(rank, command, timeout=PATIENCE) for rank, command in enumerate(commands, 1)]
+    ranks._workers.extend(workers)
+    return ranks, workers
 
 
 def test_an_idle_worker_is_killed() -> None:
-    ranks, worker = beside(fake(Hello(versions(), 1 << 30)))
+    ranks, [worker] = beside(fake("listens", Pong(), "listens", Pong()))
+    ranks.check()
     ranks.check()
     worker.process.kill()
     worker.process.wait()
@@ -207,9 +219,181 @@ def test_an_idle_worker_is_killed() -> None:
     ranks.free(0)
 
 
+def test_an_idle_worker_is_stuck() -> None:
+    """The rank that does not answer is named, and all are ended."""
+    ranks, workers = beside(fake(Pong(), Pong()), fake(Pong()))
+    ranks.check()
+    ranks.timeout = 1.0
+    with pytest.raises(RankLost, match="rank 2 is stuck: no answer for 1 s"):
+        ranks.check()
+    assert [worker.process.poll() for worker in workers] == [-signal.SIGKILL] * 2
+
+
+def test_idle_processes_answer_until_one_is_stopped(path: Path) -> None:
+    ranks = Ranks(2, threads=1, timeout=PATIENCE)
+    forward = split_over(ranks, path, same_bits=False, num_pages=8)
+    [batch] = chunks_of(TOKENS, (5,))
+    for _ in range(3):
+        forward(batch)
+        ranks.check()
+    os.kill(ranks.pids()[1], signal.SIGSTOP)
+    ranks.timeout = 1.0
+    with pytest.raises(RankLost, match="rank 1 is stuck: no answer for 1 s"):
+        ranks.check()
+    assert not _runs(ranks.pids()[1])
+
+
+# ── while weights are read ──
+
+
+def reads(ranks: Ranks, mine: Callable[[Callable[[], None]], None] = lambda look: None) -> None:
+    order = Load(0, "model", "fp32", Split(degree=2, shards=2), 8, torch.float32, ())
+    ranks.load(lambda key: order, lambda order, exchange, look: mine(look))
+
+
+class Scripted:
+    """A worker whose messages come at given seconds; whoever waits for one moves the clock."""
+
+    rank = 1
+
+    def __init__(self, *said: tuple[float, Message]) -> None:
+        self.now, self.pipe, self._said = 0.0, self, list(said)
+
+    def poll(self, seconds: float) -> bool:
+        if self._said and self._said[0][0] <= self.now + seconds:
+            self.now = max(self.now, self._said[0][0])
+            return True
+        self.now += seconds
+        return False
+
+    def take(self) -> Message:
+        return self._said.pop(0)[1]
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("said", "ends"),
+    [
+        ([(50.0, Busy()), (100.0, Busy()), (150.0, Loaded())], 150.0),  # slow, and not stuck
+        ([(50.0, Busy()), (120.0, Loaded())], None),
+        ([], None),
+    ],
+)
+def test_how_long_a_worker_may_be_silent(
+    said: list[tuple[float, Message]], ends: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Scripted(*said)
+    monkeypatch.setattr(module, "time", worker)
+    loading = Loading([worker])  # type: ignore[list-item]
+    if ends is None:
+        with pytest.raises(RankLost, match="rank 1 is stuck: no progress with its weights for 60 s"):
+            loading.wait()
+        assert 60 < worker.now - max([0.0, *[when for when, _ in said if when < 100]]) < 61
+    else:
+        loading.wait()
+        assert worker.now == ends
+
+
+def test_a_worker_reads_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three the one that is stuck is named. It would be heard of while rank 0 reads its own part, too."""
+    monkeypatch.setattr(module, "LOAD_SECONDS", 0.5)
+    commands = fake(Loaded()), fake(Busy()), fake(Loaded())
+    for mine in (lambda look: None, forever):
+        ranks, workers = beside(*commands)
+        assert all(worker.pipe.poll(PATIENCE) for worker in workers), "all have started"
+        with pytest.raises(RankLost, match=r"rank 2 is stuck: no progress with its weights for 0.5 s"):
+            reads(ranks, mine)
+        assert all(worker.process.poll() is not None for worker in workers)
+
+
+def forever(look: Callable[[], None]) -> None:
+    """Rank 0 reads a part that has no end, until it is told that a worker is lost."""
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        look()
+        time.sleep(0.01)
+
+
+def test_rank_0_looks_while_it_reads_its_own_part(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def load_part(load: Load, exchange: Exchange, *, progress: Callable[[int, int], None]) -> None:
+        forever(lambda: progress(1, 2))
+        raise AssertionError("it has read to the end")
+
+    monkeypatch.setattr(forward_module, "load_part", load_part)
+    ranks, _ = beside(fake("listens", "ends"))
+    config = open_model(str(path)).config
+    split = plan_split("tiny", config, degree=1, same_bits=False)
+    with pytest.raises(RankLost, match="rank 1 ended with status 1"):
+        SplitForward(
+            ranks,
+            str(path),
+            split=split,
+            format="fp32",
+            dtype=torch.float32,
+            num_pages=8,
+            progress=lambda done, total: read.append(done),
+        )
+    assert read, "it says how far it is, too"
+
+
+def test_a_worker_fails_while_rank_0_reads() -> None:
+    for last, error in ((Failed("OutOfMemory", "too little"), OutOfMemory), ("ends", RankLost)):
+        ranks, _ = beside(fake("listens", Busy(), last))
+        with pytest.raises(error, match=r"rank 1 (failed: too little|ended with status 1)"):
+            reads(ranks, forever)
+
+
+def test_a_worker_is_killed_while_it_reads(path: Path) -> None:
+    ranks = Ranks(2, threads=1, timeout=PATIENCE)
+    os.kill(ranks.pids()[1], signal.SIGKILL)
+    with pytest.raises(RankLost, match="rank 1 was killed by SIGKILL"):
+        split_over(ranks, path, same_bits=False, num_pages=8)
+    assert not _runs(ranks.pids()[1])
+
+
+BLOCKED = """
+import sys, time
+from paceline.runner.parallel import worker
+worker.load_part = lambda load, exchange: time.sleep(600)  # as of a disk that answers no more
+sys.exit(worker.main(int(sys.argv[1])))
+"""
+
+
+def test_a_worker_is_blocked_while_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is there, and gets nowhere: it says nothing."""
+    monkeypatch.setattr(module, "LOAD_SECONDS", 1.5)
+    ranks, [worker] = beside([sys.executable, "-c", BLOCKED])
+    worker.receive(Hello, seconds=PATIENCE, late="has not started within")
+    worker.pipe.send(Join(rank=0, size=1, store="unused", timeout=PATIENCE, threads=1, memory=-1))
+    with pytest.raises(RankLost, match=r"rank 1 is stuck: no progress with its weights for 1.5 s"):
+        reads(ranks)
+    assert worker.process.poll() is not None
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_the_last_one_that_runs_is_stuck(silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others noticed, and have ended: nothing is left to wait for. A rank that breaks off has a cause, though."""
+    ranks, [first, _] = beside(fake(Failed("NoAnswer", "rank 2 has not answered in time"), "ends"), fake())
+    first.process.wait()
+    naps: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(naps), sleep=naps.append)
+    monkeypatch.setattr(module, "time", clock)
+
+    def mine() -> None:
+        raise NoAnswer("rank 2 has not answered in time", silent=silent)
+
+    with pytest.raises(RankLost, match="rank 2 is stuck: no answer for 100 s"):
+        ranks._guarded(mine)
+    assert bool(naps) != silent
+
+
 def test_a_worker_fails_in_a_pass() -> None:
     """Its last words are the cause, and not the broken pipe."""
-    ranks, worker = beside([*fake(Failed("KeyError", "no such head")), "ends"])
+    ranks, [worker] = beside(fake(Failed("KeyError", "no such head"), "ends"))
     worker.process.wait()
     assert worker.ending == "ended with status 1"
     with pytest.raises(RankLost, match="rank 1 failed: no such head"):
@@ -238,12 +422,6 @@ def test_a_worker_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_that_do_not_meet() -> None:
     with pytest.raises(RankLost, match=r"rank 1 is stuck: no answer for 0.3 s"):
         Ranks(2, threads=1, timeout=0.3, command=fake(Hello(versions(), 1 << 30)))
-
-
-def test_a_rank_with_too_little_memory() -> None:
-    check_memory([200, 200], 100)
-    with pytest.raises(OutOfMemory, match=r"rank 1 needs 100 MiB .* is 50 MiB: lower kv_memory"):
-        check_memory([400 << 20, 100 << 20], 100 << 20)
 
 
 def test_a_model_that_one_rank_cannot_read(path: Path, tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ import torch
 
 from paceline.runner.parallel import part, worker
 from paceline.runner.parallel.messages import (
+    Busy,
     Call,
     Failed,
     Free,
@@ -22,7 +25,9 @@ from paceline.runner.parallel.messages import (
     Load,
     Loaded,
     Message,
+    Ping,
     Pipe,
+    Pong,
     flat,
     versions,
     whole,
@@ -51,7 +56,7 @@ def talking(*messages: Message) -> Iterator[tuple[int, list[Message]]]:
 
     def close() -> None:
         try:
-            while len(said) < 1 + sum(isinstance(message, Load) for message in messages):
+            while len(said) < 1 + sum(isinstance(message, Load | Ping) for message in messages):
                 said.append(pipe.receive())
         finally:
             pipe.close()
@@ -74,10 +79,10 @@ def test_it_does_what_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ShardedDecoder, "compute", lambda self, batch: outputs.append(compute(self, batch)))
     [batch] = chunks_of([1, 2, 3], (3,))
     path = write_tiny(tmp_path, TARGET.config, TARGET.weights)
-    with talking(JOIN, load(path), Call(3, "compute", (flat(batch),)), Free(3)) as (status, said):
+    with talking(JOIN, load(path), Call(3, "compute", (flat(batch),)), Ping(), Free(3)) as (status, said):
         assert status == 0
         assert isinstance(said[0], Hello)
-        assert (said[0].versions, said[1:]) == (versions(), [Loaded()])
+        assert (said[0].versions, said[1:]) == (versions(), [Loaded(), Pong()])
         assert said[0].memory > 1 << 20
     [output] = outputs
     assert output.logits.shape == (3, 97)
@@ -111,6 +116,55 @@ def test_no_memory_for_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             assert status == 1
             assert isinstance(said[1], Failed)
             assert said[1].kind == kind
+
+
+def test_it_says_so_while_it_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Busy for work and for blocks of a disk, and for nothing else."""
+    monkeypatch.setattr(worker, "BUSY_SECONDS", 0.001)
+    looks = iter([(0.0, 0), (0.02, 0), (0.025, 0), (0.025, 1), *[(0.03, 1)] * 50])
+    all_seen, mine, theirs = threading.Event(), *socket.socketpair()
+
+    def progress() -> tuple[float, int]:
+        seen = next(looks, None)
+        if seen is None:
+            all_seen.set()
+        return seen or (0.03, 1)
+
+    monkeypatch.setattr(worker, "_progress", progress)
+    pipe, end = Pipe(mine.detach()), Pipe(theirs.detach())
+    with worker._saying_busy(pipe):
+        assert all_seen.wait(60.0)
+    pipe.send(Loaded())
+    assert [end.receive() for _ in range(3)] == [Busy(), Busy(), Loaded()]
+    pipe.close()
+    end.close()
+
+
+def test_work_is_progress() -> None:
+    before = worker._progress()
+    thread = threading.Thread(target=lambda: sum(range(2_000_000)))
+    thread.start()
+    thread.join()
+    assert worker._progress()[0] > before[0]
+
+
+STUCK = """
+import sys, time
+from paceline.runner.parallel import worker
+worker.ORPHAN_SECONDS = 0.05
+worker.end_with(int(sys.argv[1]), status=7)
+time.sleep(600)
+"""
+
+
+def test_an_orphan_ends_whatever_it_is_stuck_in() -> None:
+    mine, theirs = socket.socketpair()
+    process = subprocess.Popen([sys.executable, "-c", STUCK, str(theirs.fileno())], pass_fds=[theirs.fileno()])
+    theirs.close()
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.2)
+    mine.close()
+    assert process.wait(60.0) == 7
 
 
 def test_batches_travel_whole() -> None:
