@@ -275,6 +275,7 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     speculation: Speculation = field(default_factory=Speculation)
     cache_salt: str = ""  # requests share cached prefixes only if their salts are equal
+    tenant: str = ""  # on whose behalf: tenants that wait are served alike
     deadline: float | None = None  # seconds from submission
     prediction: tuple[int, ...] = ()  # a guess of the answer: drafts come from it, the text does not
     pooling: str | None = None  # one of POOLINGS: the last event has the embedding of the prompt; None: it has none
@@ -297,7 +298,7 @@ class Request:
             raise InvalidRequest("the threshold auto must be resolved to a kind of work first", param="threshold")
         if self.pooling is not None and self.pooling not in POOLINGS:
             raise InvalidRequest(f"pooling is {' or '.join(POOLINGS)}, not {self.pooling!r}", param="pooling")
-        for name, text in (("id", self.id), ("cache_salt", self.cache_salt)):
+        for name, text in (("id", self.id), ("cache_salt", self.cache_salt), ("tenant", self.tenant)):
             if not isinstance(text, str) or surrogate_at(text) is not None:
                 raise InvalidRequest(f"{name} must be a valid Unicode text, not {text!r}", param=name)
 

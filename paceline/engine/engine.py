@@ -122,7 +122,7 @@ class Engine:
         if not validated:
             self.validate(request)
         self.shadow.leave()
-        self._scheduler.waiting.extend(self._admission.sequences(request, now=self._clock()))
+        self._scheduler.waiting.add(self._admission.sequences(request, now=self._clock()))
         self._open[request.id] = request.sampling.n
 
     def validate(self, request: Request) -> None:
@@ -144,7 +144,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         scheduler = self._scheduler
-        return bool(scheduler.running or scheduler.waiting or scheduler.leaving or self._events)
+        return bool(scheduler.running or scheduler.waiting.count or scheduler.leaving or self._events)
 
     @property
     def max_sequences(self) -> int:
@@ -200,7 +200,7 @@ class Engine:
         return Snapshot(
             engine=replace(self.stats),
             running=len(running),
-            waiting=len(waiting),
+            waiting=waiting.count,
             pages_held=pool.held,
             pages_total=pool.num_pages,
             drafters={name: self._out(name) for name in sorted(self._admission.drafters)},
@@ -208,6 +208,7 @@ class Engine:
             drafting=dict(Counter(each.drafting for each in running if each.drafting and each.off is None)),
             measurement=None if self._governor.truth is None else self._governor.truth.measurement(),
             prices={name: self._governor.prices(name) for name in self._admission.drafters},
+            tenants=waiting.loads(),
         )
 
     def _out(self, name: str) -> str | None:
@@ -261,7 +262,7 @@ class Engine:
                 self._events.append(self._end(sequence, Finish.DEADLINE))
 
     def _admit(self) -> None:
-        for sequence in self._scheduler.admit() if self._scheduler.waiting else ():
+        for sequence in self._scheduler.admit() if self._scheduler.waiting.count else ():
             sequence.counters.count_admission(now=self._clock())
             self._stepper.start(sequence)
 
@@ -358,7 +359,8 @@ class Engine:
         )
 
     def _sequences(self) -> list[Sequence]:
-        return [*self._scheduler.running, *self._scheduler.waiting]
+        scheduler = self._scheduler
+        return scheduler.running + scheduler.waiting.sequences() if scheduler.waiting.count else [*scheduler.running]
 
     def _abandon(self) -> None:
         """End every sequence with an error: the engine is dead, and nothing in flight will land."""

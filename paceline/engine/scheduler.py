@@ -5,6 +5,8 @@ The budget goes to one row for each decoding sequence first, then to drafts and 
 at least half of the rest, split fairly among sequences, so that a short prompt does not wait for a long one. Beside
 decoding sequences, prompts keep to a time: `max_prompt_seconds`, by the measured `ReadingPace`.
 
+Sequences are admitted in the order of `FairQueue`.
+
 When pages run out, drafts are dropped first; then the sequence that was admitted last is preempted, and computed again
 later. While steps are in flight no sequence is preempted: the plan `falls_short`, everything lands, and the engine
 plans again.
@@ -14,7 +16,6 @@ A sequence that ends while in flight keeps its lane and its pages until the last
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from paceline.config import EngineConfig
 from paceline.draft import EMPTY, Draft
+from paceline.engine.fair_queue import FairQueue
 from paceline.engine.gathering import Gathering
 from paceline.engine.governor import Governor, fair_split
 from paceline.engine.group import Side
@@ -133,7 +135,7 @@ class Scheduler:
         """`knows` returns whether a sequence can use a page of the prefix cache; if not, the page is computed again.
         `ready` returns whether a sequence that draws with masks can take part in the next step; if not, it is left
         out."""
-        self.waiting: deque[Sequence] = deque()
+        self.waiting = FairQueue()
         self.running: list[Sequence] = []  # in order of admission
         self.leaving: list[Sequence] = []  # ended while in flight
         self._config = config
@@ -149,17 +151,13 @@ class Scheduler:
     def admit(self) -> list[Sequence]:
         """Give lanes to waiting sequences, as many as lanes and pages allow; returns those that start now."""
         started: list[Sequence] = []
-        while self._lanes.free and (sequence := self._next_waiting()) is not None:
+        while self._lanes.free and (sequence := self.waiting.next()) is not None:
             pages = len(sequence.tokens) // PAGE_SIZE + 1
             if (self.running or self.leaving) and not self._cache.pool.can_take(pages):
                 break
-            self.waiting.remove(sequence)
             self._enter(sequence)
             started.append(sequence)
         return started
-
-    def _next_waiting(self) -> Sequence | None:
-        return next((sequence for sequence in self.waiting if not sequence.waits_for_scores), None)
 
     def plan(self) -> StepPlan:
         plan = StepPlan()
@@ -181,7 +179,9 @@ class Scheduler:
         """Free the lane and pages of an ended sequence; if it is in flight, only once its last step has landed."""
         if sequence.lane < 0:
             self.waiting.remove(sequence)
-        elif sequence.in_flight.steps:
+            return
+        self.waiting.stop(sequence)
+        if sequence.in_flight.steps:
             self.running.remove(sequence)
             self.leaving.append(sequence)
             sequence.in_flight.left = True
@@ -208,6 +208,7 @@ class Scheduler:
         self._lanes.pages_np[sequence.lane] = -1
         self._lanes.pages_np[sequence.lane, : len(sequence.span.pages)] = sequence.span.pages
         self.running.append(sequence)
+        self.waiting.start(sequence, read=sequence.prompt_length - sequence.span.committed)
 
     def _withdraw(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
@@ -299,5 +300,5 @@ class Scheduler:
     def _preempt(self, sequence: Sequence, plan: StepPlan) -> None:
         self._withdraw(sequence)
         sequence.counters.preemptions += 1
-        self.waiting.appendleft(sequence)
+        self.waiting.put_back(sequence)
         plan.preempted.append(sequence)

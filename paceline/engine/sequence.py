@@ -44,6 +44,7 @@ class Sequence:
     trail: Trail | None = None  # place of the answer in the request's prediction
     predictors: Collection[str] = ()  # drafters of the sequence that need the prediction
     paces: defaultdict[str | None, Pace] = field(default_factory=lambda: defaultdict(Pace))  # by drafter
+    paid: int = 0  # tokens from the beginning that its tenant has paid for; 0: it never ran
     lane: int = -1
     span: Span | None = None
     in_flight: InFlight = field(default_factory=InFlight)

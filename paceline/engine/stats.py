@@ -127,6 +127,15 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantLoad:
+    """What a tenant has open now, and its virtual token counter (see `engine.fair_queue`)."""
+
+    waiting: int  # sequences, with those that were preempted
+    running: int
+    counter: int  # weighted tokens; the smallest of those that wait is next
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """The engine's state between two steps."""
 
@@ -140,3 +149,4 @@ class Snapshot:
     drafting: Mapping[str, int] = field(default_factory=dict)  # drafter → running sequences that draft with it
     measurement: Measurement | None = None  # None: the speed-up is not measured
     prices: Mapping[str, Prices] = field(default_factory=dict)  # by drafter
+    tenants: Mapping[str, TenantLoad] = field(default_factory=dict)  # those with something open, and a few others

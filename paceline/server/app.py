@@ -19,6 +19,7 @@ from paceline.server.problems import install_problems
 from paceline.server.routes import (
     admin,
     admin_drafters,
+    admin_tenants,
     anthropic,
     chat,
     completions,
@@ -56,6 +57,7 @@ PARTS = (
     state,
     admin,
     admin_drafters,
+    admin_tenants,
 )
 
 

@@ -34,6 +34,7 @@ from paceline.server import logs
 from paceline.server.loading import Loading
 from paceline.server.measured import Decisions
 from paceline.server.stream import Stream
+from paceline.server.tenants import Tenants
 from paceline.types import Finish, Request, SequenceStats, TokenEvent
 
 T = TypeVar("T")
@@ -63,6 +64,7 @@ class Bridge:
         self.on_death: Callable[[], None] = lambda: None  # called on the loop when the engine has died
         self.listeners: list[Callable[[TokenEvent], None]] = []  # called on the loop with every event, read or not
         self.watchers: list[Callable[[Request], None]] = []  # called on the loop with every request that is taken
+        self.tenants = Tenants()
         self._clock = clock
         self._llm: LLM | None = None
         self._streams: dict[str, Stream] = {}
@@ -200,10 +202,13 @@ class Bridge:
     # On the event loop.
 
     def _check_room(self, requests: Sequence[Request]) -> None:
-        """Raise QueueFull unless each request has room for one sequence. Its other samples are then taken, too."""
+        """Raise QueueFull unless each request has room for one sequence. Its other samples are then taken, too.
+
+        All requests are of one tenant. When others have filled the queue, it still has its share."""
         places = self.llm.engine.max_sequences
         before_last = self._sequences + sum(request.sampling.n for request in requests[:-1])
-        if before_last >= places + self.max_waiting:
+        full = before_last >= places + self.max_waiting
+        if full and not self.tenants.keeps_to_share(requests, places=self.max_waiting):
             waiting = max(0, self._sequences - places)
             raise QueueFull(
                 f"{waiting} sequences wait already, {self.max_waiting} may; try again later",
@@ -215,6 +220,7 @@ class Bridge:
             stream.record.prompts.append(self.llm.tokenizer.decode(request.prompt, skip_special=False))
         self._streams[request.id] = stream
         self._sequences += request.sampling.n
+        self.tenants.take(request)
         self._idle.clear()
         self._thread.order(lambda engine: self._enter(engine, request))
         for watcher in self.watchers:
@@ -240,6 +246,7 @@ class Bridge:
             return
         stream.take(event)
         if event.finish is not None:
+            self.tenants.end(stream.requests[event.request_id], event)
             self._count_end(event.request_id, stream, 1)
 
     def _count_end(self, request_id: str, stream: Stream, sequences: int) -> None:
@@ -255,6 +262,7 @@ class Bridge:
         if stream is None:  # all has ended in the meantime
             return
         stream.fail(request.id, error)
+        self.tenants.refuse(request, request.sampling.n)
         self._count_end(request.id, stream, request.sampling.n)
 
     def _die(self, reason: str) -> list[TokenEvent]:

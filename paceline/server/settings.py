@@ -42,7 +42,8 @@ HELP = {
     "max_connections": "open at once; on further ones only /health, /ready and /metrics are answered",
     "max_concurrency_per_key": "requests of one key (or one address, without keys) at once; 0: no limit",
     "requests_per_minute_per_key": "of one key (or one address, without keys); 0: no limit",
-    "max_waiting": "sequences that wait for a place in the batch; more are told to come again later",
+    "max_waiting": "sequences that wait for a place in the batch; more are told to come again later. Each key has an "
+    "equal share",
     "stream_interval": "seconds between two chunks of a stream; steps that are faster travel together. 0: each alone",
     "request_timeout": "seconds a request may take",
     "header_timeout": "seconds for the headers of a request to arrive",

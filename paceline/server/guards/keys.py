@@ -1,4 +1,8 @@
-"""The guard of API keys. It names the caller: `scope["caller"]` is a digest of the key, or the client's address."""
+"""The guard of API keys. It names the caller: `scope["caller"]` is a digest of the key, or the client's address.
+
+`scope["tenant"]` is on whose behalf the engine serves: the digest, and nobody's where no keys are asked for. Addresses
+are no tenants: behind a proxy all clients have one, and a client may have many.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +29,13 @@ class Keys(Check):
 
     def check(self, scope: Scope, settings: Settings) -> None:
         path, control = scope["path"], scope["path"].startswith(ADMIN_PREFIX)
-        scope["caller"] = (scope.get("client") or ("nobody",))[0]
+        scope["caller"], scope["tenant"] = (scope.get("client") or ("nobody",))[0], ""
         if path in OPEN_PATHS or path.startswith(OPEN_PREFIX):
             return
         if control and settings.admin_key is None:
             raise Refusal(403, "control routes are off: start the server with an admin key", "control_off")
         if control or settings.api_keys:
-            scope["caller"] = self._caller(scope, admin=control)
+            scope["caller"] = scope["tenant"] = self._caller(scope, admin=control)
 
     def _caller(self, scope: Scope, *, admin: bool) -> str:
         """Name the caller by the first known key of the headers Authorization and x-api-key (Anthropic's)."""

@@ -50,7 +50,8 @@ def bridge_of(http: Request) -> Bridge:
 
 def translator_of(http: Request) -> Translator:
     bridge = bridge_of(http)
-    return Translator(llm=bridge.llm, model=bridge.model, settings=settings_of(http))
+    tenant = http.scope["tenant"]  # the guard of keys has set it
+    return Translator(llm=bridge.llm, model=bridge.model, settings=settings_of(http), tenant=tenant)
 
 
 def live_of(http: Request) -> CurrentSettings:

@@ -67,6 +67,7 @@ async def embed(
             prompt=tuple(await _encoded(translator, text, most)),
             sampling=EMBEDDING,
             speculation=OFF,
+            tenant=translator.tenant,
             deadline=translator.settings.request_timeout,
             pooling=translator.settings.embedding_pooling,
         )

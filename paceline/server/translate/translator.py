@@ -91,6 +91,7 @@ class Translator:
     llm: LLM
     model: str
     settings: Settings
+    tenant: str = ""  # on whose behalf requests are made
     must_fit: bool = True  # False: max_tokens beyond the context is no error; the answer ends there
     bounded: bool = True  # refuse texts that cannot fit into the context, and read no more of them than shows that
 
@@ -350,6 +351,7 @@ class Translator:
                 sampling=sampling,
                 speculation=speculation,
                 cache_salt=body.cache_salt or "",
+                tenant=self.tenant,
                 deadline=self.settings.request_timeout,
                 prediction=prediction,
             )
