@@ -28,8 +28,8 @@ from paceline.bench.grid_file import append, resume
 from paceline.bench.machine import describe
 from paceline.bench.serve_text import number, ratio_text
 from paceline.drafters.registry import PORTFOLIO
-from paceline.models.resolve import served_name
 from peers.page import ROOT
+from peers.page_source import shown
 
 Record = dict[str, Any]
 RESULTS = ROOT / "docs" / "results" / "drafters.jsonl"
@@ -105,12 +105,6 @@ def missing(wanted: Sequence[Run], known: Sequence[Record]) -> list[Run]:
         for run in wanted
         if any((shown(run.target), run.format, run.set, shown(words)) not in there for words in run.cells.values())
     ]
-
-
-def shown(words: str) -> str:
-    """A target or drafter without the folders of this machine."""
-    kind, colon, name = words.rpartition(":")
-    return f"{kind}{colon}{served_name(name)}" if name.endswith(".gguf") else words
 
 
 def measure(run: Run, args: argparse.Namespace) -> list[Record]:

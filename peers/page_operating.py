@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import NamedTuple
 
 from paceline.tune.choice import Measured, choose
-from peers.page_source import Paths, Record, load, source, with_sources
+from peers.page_source import Paths, Record, load, shown, source, with_sources
 from peers.tables import markdown
 
 PLAIN = "plain"
@@ -45,6 +45,32 @@ def _tuned_row(chosen: Record, grid: Record) -> list[str]:
         _behind(mean(speeds), mean([cell["ratio"] for cell in best])),
         f"{errors['close']} of {errors['cells']}",
         f"{took['predictions']:.0f} to predict; the grid {whole['checks']:.0f}",
+    ]
+
+
+def advised(paths: Paths) -> str:
+    """Pairs that `paceline tune --candidates` judged, by what it predicted for one sequence, and what was measured."""
+    header = ["target", "prompts", "drafter", "predicted", "measured", "error"]
+    records = [load(path) for path in paths]
+    return with_sources(markdown(header, [row for record in records for row in _advised_rows(record)]), paths)
+
+
+def _advised_rows(record: Record) -> list[list[str]]:
+    measured = {cell["way"]: cell["ratio"] for cell in record["cells"] if cell["batch"] == 1}
+    best: dict[str, Record] = {}
+    for made in record["predictions"]:
+        if made["batch"] == 1 and made["ratio"] > best.get(made["drafter"], {"ratio": 0.0})["ratio"]:
+            best[made["drafter"]] = made
+    where = [shown(record["target"]), ", ".join(record["sources"])]
+    return [
+        [
+            *where,
+            f"{shown(made['drafter'])}, drafts of {made['draft']}",
+            f"{made['ratio']:.2f} [{made['interval'][0]:.2f}, {made['interval'][1]:.2f}]",
+            f"{measured[made['way']]:.2f}",
+            f"{made['ratio'] / measured[made['way']] - 1:+.1%}",
+        ]
+        for made in sorted(best.values(), key=lambda each: -float(each["ratio"]))
     ]
 
 
@@ -148,6 +174,7 @@ def replayed(paths: Paths) -> str:
 
 OPERATING_PARTS: Mapping[str, Callable[[Paths], str]] = {
     "tuned": tuned,
+    "advised": advised,
     "canary": canary_trials,
     "replayed": replayed,
 }

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.models.resolve import served_name
+
 Record = dict[str, Any]
 Paths = Sequence[Path]
 
@@ -30,3 +32,9 @@ def machine_text(machine: Mapping[str, Any]) -> str:
 
 def with_sources(table: str, paths: Iterable[Path]) -> str:
     return "\n".join([table, "", *(source(path, load(path)) for path in paths)])
+
+
+def shown(words: str) -> str:
+    """A target or drafter without the folders of this machine."""
+    kind, colon, name = words.rpartition(":")
+    return f"{kind}{colon}{served_name(name)}" if name.endswith(".gguf") else words

@@ -172,6 +172,23 @@ def stored(folder: Path, name: str, **record: Any) -> Path:
     return path
 
 
+def test_pairs_in_the_order_of_what_was_predicted(tmp_path: Path) -> None:
+    """Of each drafter the best length by prediction counts, whatever was measured best."""
+    made = [("a", 2, 1, 1.2), ("a", 4, 1, 1.1), ("suffix", 2, 1, 1.5), ("suffix", 2, 8, 9.0)]
+    predictions = [
+        {"drafter": d, "draft": k, "batch": b, "ratio": r, "interval": [r - 0.1, r + 0.1], "way": f"{d} k={k}"}
+        for d, k, b, r in made
+    ]
+    cells = [{"way": f"{d} k={k}", "batch": b, "ratio": 1.25 if d == "suffix" else 2.4} for d, k, b, _ in made]
+    record = {"target": "big", "sources": ["chats"], "cells": cells, "predictions": predictions}
+    text = PARTS["advised"]([stored(tmp_path, "advice.json", **record)])
+    rows = [line for line in text.splitlines() if "chats" in line]
+    assert rows == [
+        "| big | chats | suffix, drafts of 2 | 1.50 [1.40, 1.60] | 1.25 | +20.0% |",
+        "| big | chats | a, drafts of 2 | 1.20 [1.10, 1.30] | 2.40 | -50.0% |",
+    ]
+
+
 def test_a_choice_beside_the_grid(tmp_path: Path) -> None:
     def cell(batch: int, drafter: str, draft: int | None, ratio: float) -> dict[str, Any]:
         way = drafter if draft is None else f"{drafter} k={draft}"
