@@ -74,8 +74,14 @@ class Load:
     num_pages: int
     dtype: torch.dtype
     taps: tuple[int, ...]
-    threads: int = 1  # of a compiled program
+    threads: int = 1  # of each rank
     max_context: int | None = None  # positions that a compiled program has room for; None: those of the model
+
+    @property
+    def torch_threads(self) -> int:
+        """Threads of torch in a pass. Beside a compiled program it does little, and its idle threads would spin on the
+        kernels' cores."""
+        return 1 if self.split.compiled else self.threads
 
 
 @dataclass(frozen=True, slots=True)

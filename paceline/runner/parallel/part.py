@@ -47,9 +47,9 @@ class Part(Protocol):
 def load_part(load: Load, exchange: Exchange, *, progress: Progress | None = None) -> Part:
     """Read the part of a rank."""
     try:
+        use_threads(load.torch_threads)
         if not load.split.compiled:
             return _read_shards(load, exchange, progress)
-        use_threads(1)  # torch does little between passes, and its idle threads would spin on the kernels' cores
         keep_to_own_cores(exchange.rank, load.threads)
         return read_compiled(load, exchange, progress)
     except (MemoryError, RuntimeError) as error:

@@ -74,19 +74,21 @@ def serve(pipe: Pipe) -> None:
         memory=joining.memory,
         pipes=[pipe.fileno()],
     )
-    models: dict[int, Part] = {}
+    models: dict[int, tuple[Load, Part]] = {}
     while True:
         _obey(pipe, exchange, models)
 
 
-def _obey(pipe: Pipe, exchange: Exchange, models: dict[int, Part]) -> None:
+def _obey(pipe: Pipe, exchange: Exchange, models: dict[int, tuple[Load, Part]]) -> None:
     match pipe.receive():
         case Load() as load:
             with _saying_busy(pipe):
-                models[load.key] = load_part(load, exchange)
+                models[load.key] = load, load_part(load, exchange)
             pipe.send(Loaded())
         case Call(key, method, arguments):
-            getattr(models[key], method)(*map(whole, arguments))
+            load, part = models[key]
+            use_threads(load.torch_threads)  # models may differ
+            getattr(part, method)(*map(whole, arguments))
         case Free(key):
             models.pop(key, None)
         case Ping():
