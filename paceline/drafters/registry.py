@@ -77,7 +77,7 @@ REGISTRY: dict[str, DrafterKind] = {
     medusa.MedusaDrafter.name: DrafterKind(medusa.recipe, on_gpu="device", computes=True),
     prediction.PredictionDrafter.name: DrafterKind(prediction.recipe, on_gpu="device"),
     self_copy.NAME: DrafterKind(self_copy.recipe, on_gpu="device", computes=True, splits=True),
-    layers.NAME: DrafterKind(layers.recipe, on_gpu="device", computes=True),
+    layers.NAME: DrafterKind(layers.recipe, on_gpu="device", computes=True, splits=True),
     recycling.NAME: DrafterKind(recycling.recipe),
     lookahead.NAME: DrafterKind(lookahead.recipe),
     portfolio.PortfolioDrafter.name: DrafterKind(portfolio.recipe),

@@ -108,7 +108,7 @@ def test_in_any_mix(two: Ranks, path: Path, mix: str, alone: Callable[[str], Sai
     assert (rig.engine.stats.preemptions > 0) == (mix == "few pages")
 
 
-@pytest.mark.parametrize("name", ["tree", "split"])
+@pytest.mark.parametrize("name", ["tree", "split", "layers"])
 def test_a_walk_leaves_the_kv_of_a_prefill(two: Ranks, path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Law 4, bit by bit: heads of both ranks, and what the prefix cache remembers."""
     fresh = split_over(two, path, same_bits=False, num_pages=10, format="int8")

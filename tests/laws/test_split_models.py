@@ -25,8 +25,8 @@ from tests.runner.parallel.split_models import PATIENCE, split_drafter, split_ov
 from tests.runs import Key, Told, plain, run, tokens_of
 from tests.tiny_models import NOISY, TARGET
 
-# Early layers and a copy on the target's KV memory need a whole model in one process.
-WHOLE = tuple(name for name in under_law.NAMES if name not in {*RIGS["layers"], *RIGS["self"]})
+# A copy on the target's KV memory needs a whole model in one process. Early layers are split as the target is.
+WHOLE = tuple(name for name in under_law.NAMES if name not in RIGS["self"])
 SPLIT: Mapping[str, Mapping[str, Any]] = {"split": {}, "split-parallel": {"mask": 3}}
 NAMES = (*WHOLE, *SPLIT)
 COUNT = len(NAMES)
@@ -116,17 +116,21 @@ def test_each_drafter(two: Ranks, path: Path, name: str, law: str) -> None:
     assert rig.engine.stats.drafted > 0
 
 
-def test_a_split_drafter_drafts_what_a_whole_one_does(two: Ranks, path: Path) -> None:
-    drafts = []
-    for name in ("noisy", "split"):
-        rig = engine(two, path, {name: made(path, name, "greedy")})
-        run(rig, under_law.requests("greedy", (Rule.COUPLED,), count=4))
+@pytest.mark.parametrize(("whole", "split"), [("noisy", "split"), ("layers", "layers")])
+def test_a_split_drafter_drafts_what_a_whole_one_does(two: Ranks, path: Path, whole: str, split: str) -> None:
+    asked, drafts = under_law.requests("greedy", (Rule.COUPLED,), count=4), []
+    rigs = (
+        build("eager", {whole: under_law.made(whole, "eager", "greedy")}),
+        engine(two, path, {split: made(path, split, "greedy")}),
+    )
+    for rig in rigs:
+        run(rig, asked)
         drafts.append((rig.engine.stats.drafted, rig.engine.stats.accepted))
     assert drafts[0] == drafts[1]
     assert 0 < drafts[0][1] < drafts[0][0]
 
 
-NEIGHBOURS = ("noisy", "ngram", "tree", "chain", "eagle", "split")
+NEIGHBOURS = ("noisy", "ngram", "tree", "chain", "eagle", "split", "layers")
 
 
 @pytest.mark.parametrize("mix", MIXES)
@@ -140,7 +144,7 @@ def test_in_any_mix(two: Ranks, path: Path, mix: str) -> None:
     assert (rig.engine.stats.preemptions > 0) == (mix == "few pages")
 
 
-@pytest.mark.parametrize("name", ["tree", "split"])
+@pytest.mark.parametrize("name", ["tree", "split", "layers"])
 def test_a_walk_leaves_the_kv_of_a_prefill(two: Ranks, path: Path, name: str) -> None:
     """Law 4: heads of both ranks, and what the prefix cache remembers."""
     rig = engine(two, path, {name: made(path, name, "sampled", count=9)})
@@ -151,7 +155,7 @@ def test_a_walk_leaves_the_kv_of_a_prefill(two: Ranks, path: Path, name: str) ->
     assert_remembered(rig, "eager", asked, told)
 
 
-ACROSS = ("noisy", "tree", "eagle", "suffix", "ngram", "split")
+ACROSS = ("noisy", "tree", "eagle", "suffix", "ngram", "split", "layers")
 
 
 def said(told: Mapping[Key, Told]) -> dict[Key, tuple[list[int], list[Any]]]:

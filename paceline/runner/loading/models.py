@@ -142,8 +142,8 @@ class ReadyModel:
     ) -> Forward:
         """Build the Forward. It takes ownership of the weights, and may empty the mapping.
 
-        `beside`: bytes of drafters, for which the ranks of a split target need room. `ranks`: those of the target, for a
-        drafter that is split over them."""
+        `beside`: bytes of drafters, for which the ranks of a split target need room. `ranks`: those of the target, over
+        which a drafter is split."""
         config = self.model.config
         if self.decoder is not None:
             from paceline.runner.forwards.cuda import CudaForward, new_kv

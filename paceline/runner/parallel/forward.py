@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import TypeVar
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from paceline.kernels.base import Batch, KVMemory, Output
 from paceline.models.weights import Format, Progress
 from paceline.runner.parallel.exchange import Exchange
-from paceline.runner.parallel.messages import Load
+from paceline.runner.parallel.messages import Lead, Load
 from paceline.runner.parallel.part import Part, load_part, use_threads
 from paceline.runner.parallel.rank_memory import check_memory
 from paceline.runner.parallel.ranks import Ranks
@@ -91,6 +92,17 @@ class SplitForward:
         self._torch_threads = order.torch_threads
         self.kv: KVMemory = SplitKV(self, num_pages=num_pages)
         self.close = weakref.finalize(self, ranks.free, self._key)
+
+    def leading(self, layers: int) -> SplitForward:
+        """Return the first layers with the last norm and the output layer, on the same weights and KV memory."""
+        whole, own = self._key, self._part
+        part = copy(self)
+        part.taps = ()
+        part._key, part._part = self.ranks.load(
+            lambda key: Lead(key, whole, layers), lambda order, exchange, look: own.leading(order.layers)
+        )
+        part.close = weakref.finalize(part, self.ranks.free, part._key)
+        return part
 
     def __call__(self, batch: Batch) -> Output:
         output: Output = self.everywhere("compute", batch)

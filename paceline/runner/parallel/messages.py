@@ -3,7 +3,8 @@
     worker                              rank 0
     Hello ─────────────────────────────▶         what runs here
           ◀──────────────────────────── Join     be this rank of this group
-          ◀──────────────────────────── Load     read your shards of a model
+          ◀──────────────────────────── Load     read your shards of a model, or
+          ◀──────────────────────────── Lead     make a model of the first layers of one
     Busy ──────────────────────────────▶         while it reads: it gets on
     Loaded or Failed ──────────────────▶
           ◀──────────────────────────── Call     one for each pass; nothing is answered
@@ -85,13 +86,22 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Lead:
+    """The first layers of a loaded model as another one, on the same weights and KV memory."""
+
+    key: int  # names them in later messages
+    whole: int  # key of the loaded model
+    layers: int
+
+
+@dataclass(frozen=True, slots=True)
 class Busy:
     """A worker has got on with reading its shards since it last said so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A worker has read its shards."""
+    """A worker has the model of a Load or Lead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +138,7 @@ class Pong:
     """A worker has no more to do, and is there."""
 
 
-Message = Hello | Join | Load | Busy | Loaded | Failed | Call | Free | Ping | Pong
+Message = Hello | Join | Load | Lead | Busy | Loaded | Failed | Call | Free | Ping | Pong
 
 
 @cache

@@ -38,6 +38,9 @@ class Part(Protocol):
     def pick(self, logits: Tensor, inverse_temperatures: Tensor, keys: Tensor) -> Tensor:
         """Draw tokens as Forward does: on rank 0 alone."""
 
+    def leading(self, layers: int) -> Part:
+        """Return the first layers with the last norm and the output layer, on the same weights and KV memory."""
+
     def move(self, source: Sequence[int], target: Sequence[int]) -> None: ...
 
     def read(self, slots: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -30,6 +30,7 @@ from paceline.runner.parallel.messages import (
     Free,
     Hello,
     Join,
+    Lead,
     Load,
     Loaded,
     Ping,
@@ -84,6 +85,11 @@ def _obey(pipe: Pipe, exchange: Exchange, models: dict[int, tuple[Load, Part]]) 
         case Load() as load:
             with _saying_busy(pipe):
                 models[load.key] = load, load_part(load, exchange)
+            pipe.send(Loaded())
+        case Lead(key, whole_key, layers):
+            load, part = models[whole_key]
+            with _saying_busy(pipe):
+                models[key] = load, part.leading(layers)
             pipe.send(Loaded())
         case Call(key, method, arguments):
             load, part = models[key]

@@ -25,7 +25,7 @@ from paceline.runner.loading.splitting import split_model
 from paceline.runner.parallel import ranks
 from paceline.runner.parallel.forward import SplitForward
 from paceline.runner.parallel.split import Split
-from paceline.types import SamplingParams
+from paceline.types import SamplingParams, Speculation
 from tests.cli.tiny_model import write_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
@@ -158,6 +158,11 @@ def test_a_drafter_with_the_same_bits(path: Path) -> None:
         recipe(f"model:{path},format=int8", beside(path, degree=1, same_bits=True))
 
 
+def test_layers_are_not_measured_over_ranks() -> None:
+    with pytest.raises(InvalidRequest, match="over text, and smollm2 is split over ranks: take a number of layers"):
+        recipe("layers:auto", split(read_model("smollm2"), 3))
+
+
 def test_drafters_that_cannot_be_split(path: Path) -> None:
     with pytest.raises(
         InvalidRequest, match="drafter_tensor_parallel 2: smollm2 has 9 attention heads and 3 key/value heads"
@@ -189,6 +194,11 @@ def test_an_llm_with_a_split_drafter(path: Path) -> None:
     assert made.engine.stats.accepted > 0
     with pytest.raises(InvalidRequest, match="the drafter model is split over 2 ranks, which cannot read it while"):
         HotDrafters(made.parts).load(f"model:{path}", name="other")
+    hot, drafted = HotDrafters(made.parts), made.engine.stats.drafted
+    hot.join(hot.load("layers:1"))
+    again = made.generate("abcabc", GREEDY, speculation=Speculation(drafter="layers"))[0]
+    assert again.tokens == plain.generate("abcabc", GREEDY)[0].tokens
+    assert made.engine.stats.drafted > drafted
     with pytest.raises(InvalidRequest, match="the drafter medusa runs whole on rank 0"):
         HotDrafters(made.parts).load("medusa:nowhere", name="other")
 
