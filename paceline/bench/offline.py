@@ -141,17 +141,18 @@ def requests_of(
     *,
     number: int,
     ignore_eos: bool = False,
+    salt: str | None = None,
 ) -> list[Request]:
-    """Make the requests of a turn. Those of the same cell and round share a salt."""
+    """Make the requests of a turn. `salt` None: those of the same cell and round share one."""
     params = SamplingParams(temperature=cell.temperature, ignore_eos=ignore_eos)
-    salt = f"{cell.title}, {cell.batch} at once, temperature {cell.temperature}, round {number}"
+    own = f"{cell.title}, {cell.batch} at once, temperature {cell.temperature}, round {number}"
     return [
         Request(
             id=f"{number}/{i}",
             prompt=encoded,
             sampling=replace(params, max_tokens=prompt.max_tokens, seed=prompt.seed),
             speculation=cell.speculation,
-            cache_salt=salt,
+            cache_salt=own if salt is None else salt,
         )
         for i, (prompt, encoded) in enumerate(zip(prompts, tokens, strict=True))
     ]

@@ -11,7 +11,7 @@ Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models
 A prompt is paid for when its sequence is admitted, without what the prefix cache has. Generated tokens are paid for
 when somebody looks: a step does nothing for fairness. A preempted sequence that is admitted again pays nothing twice.
 
-A tenant with nothing open is forgotten once every other one has been served as much, or nobody has anything open.
+A tenant with nothing open is forgotten once one is admitted that was served as much, or nobody has anything open.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class FairQueue:
             tenant = self._tenants.get(name)
             if tenant is None:
                 tenant = self._tenants[name] = Tenant()
-            if not tenant.waiting:
+            if not tenant.waiting and len(self._tenants) > 1:
                 self._lift(tenant)
             tenant.waiting.append(sequence)
             tenant.open += 1
@@ -152,9 +152,6 @@ class FairQueue:
 
     def _lift(self, tenant: Tenant) -> None:
         """Raise the counter of a tenant that begins to wait to that of those who wait, or else run."""
-        if len(self._tenants) == 1:
-            tenant.counter = max(tenant.counter, self._floor)
-            return
         others = [other for other in self._tenants.values() if other is not tenant and other.open]
         for other in others:
             other.settle()

@@ -1,7 +1,8 @@
 """Figures that come with Paceline: what each kind of drafter was measured to bring, on which target and machine.
 
 They are shown before anything is measured here. For the target and drafter that they are of they are measured; for
-others they say what to expect at best. Sources are sections of the documentation.
+others they say what to expect at best. Tokens per step are counts, and hold on any machine. Sources are sections of the
+documentation.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ class Figure:
     target: str
     text: str
     source: str
+    machine: str = "two cores of a Zen 4"
 
 
-ON_CPU = {  # kind of drafter → two cores of an AMD EPYC (Zen 4)
+ON_CPU = {  # kind of drafter → beside a target on a CPU
     "eagle": Figure(
         "eagle:smollm2",
         SMOLLM2,
@@ -48,6 +50,7 @@ ON_CPU = {  # kind of drafter → two cores of an AMD EPYC (Zen 4)
         SMOLLM2,
         "3.28 tokens per round on mt_bench, 3.95 on humaneval",
         'docs/training.md, "A block drafter"',
+        machine="answers that were replayed",
     ),
     "self": Figure("self:int4", SMOLLM2, "5.45 tokens per step on mt_bench, at a cost near the target's own", COUNTED),
     "recycling": Figure("recycling", SMOLLM2, "1.43 tokens per step on mt_bench, 1.61 on humaneval", COUNTED),
@@ -59,23 +62,22 @@ ON_CPU = {  # kind of drafter → two cores of an AMD EPYC (Zen 4)
         'docs/experiments.md, "Early layers of SmolLM2"',
     ),
 }
-ON_GPU = {  # kind of drafter → an NVIDIA H200
+ON_GPU = {  # kind of drafter → beside a target on a GPU
     "eagle": Figure(
         "eagle:smollm2",
         SMOLLM2,
         "2.04 times plain speed on mt_bench greedy for one request, 1.83 for 16",
         'docs/benchmarks.md, "On a GPU"',
+        machine="an H200",
     ),
 }
 
 
 def figure_of(drafter: str, target: str, *, device: str) -> tuple[str, ...]:
     """Return what is known of a drafter, named as --drafter takes it, before anything is measured; () if nothing is."""
-    cpu = device == "cpu"
-    figure = (ON_CPU if cpu else ON_GPU).get(drafter.partition(":")[0])
+    figure = (ON_CPU if device == "cpu" else ON_GPU).get(drafter.partition(":")[0])
     if figure is None:
         return ()
-    machine = "two cores of a Zen 4" if cpu else "an H200"
     if (figure.drafter, figure.target) == (drafter, target):
-        return (f"measured on {machine}: {figure.text} ({figure.source})",)
-    return (f"expected: {figure.target} with {figure.drafter} on {machine} had {figure.text} ({figure.source})",)
+        return (f"measured on {figure.machine}: {figure.text} ({figure.source})",)
+    return (f"expected: {figure.target} with {figure.drafter} on {figure.machine} had {figure.text} ({figure.source})",)

@@ -11,8 +11,8 @@ Other machines on the same host make this one slower or faster for seconds or mi
 than those with drafts. So steps are timed once before anything is measured, to choose what is, and again in samples
 between the rounds of each measurement.
 
-All ways make about as many steps, around the middle of the same answers: contexts grow, and a plain step behind the
-last token of an answer may take a quarter longer than behind its first.
+All ways with drafts make about as many steps, around the middle of the same answers: contexts grow, and a plain step
+behind the last token of an answer may take a quarter longer than behind its first.
 
 Answers of a batch end one after the other: eight code edits take 127 steps, of which 21 have eight sequences and 46
 have three. So most answers that are timed end at half of the steps, and those of fewer sequences are timed with them:
@@ -29,15 +29,16 @@ from typing import NamedTuple
 
 from paceline.bench.workloads import BenchPrompt
 from paceline.llm import LLM
+from paceline.tune.candidates import is_lookup
 from paceline.tune.costs import StepCosts, Table, table_of
 from paceline.tune.traces import Recorded, Step, trace
 from paceline.tune.ways import PLAIN, Arm, Asking
 
-WARM_STEPS, COST_STEPS = 8, 32  # steps of each answer that warm up, and at most of those that are timed
+WARM_STEPS, COST_STEPS = 8, 16  # steps of each answer that warm up, and at most of those that are timed
 SAMPLES = 3  # timings beside a measurement
 FRESH_STEPS = 4  # steps of an answer in which a head may still read hidden states of its prompt
 MIN_COUNT = 6  # steps of each draft length from which a smaller number of sequences has a table of its own
-WARM_UP, TIMED = -2, -3  # numbers of rounds, which are parts of their salts: no other round finds these prompts
+WARM_UP, TIMED = "warm-up", "timed"  # parts of salts: nothing else finds these prompts
 LADDER_FACTOR = 8  # a number of sequences whose steps are timed, by the one before
 Tables = dict[int, Table]  # by the number of sequences
 Runs = Sequence[tuple[Arm, Sequence[Sequence[Step]]]]  # of each arm: the steps of every batch of answers, in order
@@ -80,15 +81,18 @@ class Answers:
             parts.append((*each.prompt, *each.answer[:part]))
         return made, parts
 
-    def steps(self, llm: LLM, arm: Arm, tokens: int, *, salt: int = TIMED) -> list[Sequence[Step]]:
-        """Decode the middle of each answer. Prompts with the same `salt` are in the prefix cache."""
+    def steps(self, llm: LLM, arm: Arm, tokens: int, *, salt: str = TIMED) -> list[Sequence[Step]]:
+        """Decode the middle of each answer. Prompts are read once for each drafter that reads them itself, and once
+        for all others."""
         gc.collect()  # now, rather than during a step
         cell = arm.cell(llm, self.batch, self.asking.temperature)
         prompts, parts = self.around(tokens)
+        reader = "" if arm.drafter == PLAIN or is_lookup(llm, arm.drafter) else arm.drafter
+        options = {"ignore_eos": self.asking.ignore_eos, "salt": f"{salt} {reader}"}
         found: list[Sequence[Step]] = []
         for i in range(0, len(prompts), self.batch):
             some = prompts[i : i + self.batch], parts[i : i + self.batch]
-            found.append(trace(llm.engine, cell, *some, number=salt, ignore_eos=self.asking.ignore_eos).steps)
+            found.append(trace(llm.engine, cell, *some, **options).steps)
         return found
 
     def prompt_tokens(self, tokens: int) -> int:
@@ -103,14 +107,15 @@ def time_steps(
 
     `paces`: tokens a step of each. `seconds`: time that all of it may take, about."""
     last, began = [*paces][-1], clock()
-    answers.steps(llm, last, tokens_of(WARM_STEPS, paces[last]), salt=WARM_UP)
+    answers.steps(llm, last, _tokens(paces, WARM_STEPS)[last], salt=WARM_UP)
     most = cost_steps(len(paces) * (clock() - began), seconds)
-    tokens = {arm: tokens_of(most, pace) for arm, pace in paces.items()}
+    tokens = _tokens(paces, most)
     runs = [(arm, answers.steps(llm, arm, each)) for arm, each in tokens.items()]
     found = {}
     for name, tables in _tables(runs, answers.batch).items():
-        read = sum(answers.prompt_tokens(each) for arm, each in tokens.items() if arm.drafter == name)
-        found[name] = Timed(tables, reading_of(name, tables, runs, read), most)
+        first, steps = next((arm, each) for arm, each in runs if arm.drafter == name)  # later ones find prompts cached
+        reading = reading_of(name, tables, steps, answers.prompt_tokens(tokens[first]))
+        found[name] = Timed(tables, reading, most)
     return found
 
 
@@ -130,7 +135,7 @@ class Samples:
         """`steps`: of each answer, as they were timed at first."""
         self.seconds = 0.0  # that all samples took
         self._llm, self._answers, self._clock = llm, answers, clock
-        self._tokens = [(arm, tokens_of(steps, pace)) for arm, pace in paces.items()]
+        self._tokens = [*_tokens(paces, steps).items()]
         self._round = 0  # of the measurement: those that are over
         self._due = samples_due(rounds)
         self._runs: list[tuple[Arm, Sequence[Sequence[Step]]]] = []
@@ -154,8 +159,9 @@ def samples_due(rounds: int) -> list[int]:
     return [min(1 + (2 * place + 1) * rounds // (2 * SAMPLES), rounds) for place in range(SAMPLES)]
 
 
-def tokens_of(steps: int, pace: float) -> int:
-    return round(steps * pace)
+def _tokens(paces: Mapping[Arm, float], steps: int) -> dict[Arm, int]:
+    """Return the tokens in so many steps, and in twice as many plain ones, with which all others are compared."""
+    return {arm: round(steps * pace * (2 if arm.drafter == PLAIN else 1)) for arm, pace in paces.items()}
 
 
 def _tables(runs: Runs, batch: int) -> dict[str, Tables]:
@@ -200,14 +206,13 @@ def answer_lengths(most: int, batch: int) -> list[int]:
     return [most] * long + [most // 2] * (batch - long)
 
 
-def reading_of(name: str, tables: Tables, runs: Runs, prompt_tokens: int) -> float:
-    """Return how many seconds the first steps after new prompts took longer than usual ones, for each token of all
-    prompts that the drafter read."""
+def reading_of(name: str, tables: Tables, runs: Sequence[Sequence[Step]], prompt_tokens: int) -> float:
+    """Return how many seconds the first steps after new prompts took longer than usual ones, for each token of the
+    prompts. `runs`: the steps of each batch of answers."""
     if name == PLAIN:
         return 0.0
     usual = StepCosts(tables).seconds
-    mine = [each for arm, each in runs if arm.drafter == name]
-    first = [step for each in mine for steps in each for step in steps[:FRESH_STEPS]]
+    first = [step for steps in runs for step in steps[:FRESH_STEPS]]
     longer = sum(step.seconds - usual(step.sequences, step.rows) for step in first)
     return max(0.0, longer) / prompt_tokens
 

@@ -71,10 +71,11 @@ def trace(
     *,
     number: int = 0,
     ignore_eos: bool = False,
+    salt: str | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Trace:
     """Decode a batch of prompts as `bench.offline.take_turn` does, and keep every step."""
-    requests = requests_of(cell, prompts, tokens, number=number, ignore_eos=ignore_eos)
+    requests = requests_of(cell, prompts, tokens, number=number, ignore_eos=ignore_eos, salt=salt)
     places = {request.id: i for i, request in enumerate(requests)}
     found = Trace([Replay() for _ in requests], [[] for _ in requests])
     with engine.fixed_drafts() if cell.fixed or cell.plain else nullcontext():

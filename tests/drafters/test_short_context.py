@@ -78,8 +78,8 @@ def short_drafter(context: BuildContext, forward: ToyForward) -> Drafter:
 
 
 def asked(tokens: int) -> list[Request]:
-    params = SamplingParams(max_tokens=50)
-    return [Request(id=str(i), prompt=prompt(tokens + i, seed=i), sampling=params) for i in range(3)]
+    params = [SamplingParams(max_tokens=50, seed=i) for i in range(3)]
+    return [Request(id=str(i), prompt=prompt(tokens + i, seed=i), sampling=each) for i, each in enumerate(params)]
 
 
 def test_a_device_stops_there_too() -> None:

@@ -18,7 +18,7 @@ from paceline.models.block_heads import load_block
 from paceline.models.config import ModelConfig
 from paceline.models.load import open_model
 from paceline.runner.loading.models import ReadyModel, read_model
-from paceline.types import OFF, SamplingParams, Speculation
+from paceline.types import OFF, Rule, SamplingParams, Speculation
 from tests.block_heads import DSPARK, LAYOUTS, SHAPE, SLIDING, SPECULATORS, Z_LAB, BlockLayout
 from tests.cli.tiny_model import write_model
 from tests.heads import eagle_tensors, eagle_values, random_eagle, write_head
@@ -295,11 +295,15 @@ def test_it_is_compiled_beside_a_compiled_target(name: str, folder: Path, target
     head, beside = written(tmp_path, target, name), read_model(str(folder), format="int8", device="cpu")
     llm = LLM(str(folder), drafter=f"block:{head}", format="int8", **OPTIONS)
     assert registry.recipe(f"block:{head}", beside).how.endswith(": compiled")
-    for params in (SamplingParams(temperature=0.0, max_tokens=16), SamplingParams(seed=3, max_tokens=16)):
+    for given in ({"temperature": 0.0}, {"seed": 3}, {"seed": 3, "presence_penalty": 0.5, "top_k": 20}):
+        params = SamplingParams(max_tokens=16, **given)
         [plain] = llm.generate("a b c a b", params, speculation=OFF)
         [fast] = llm.generate("a b c a b", params, speculation=Speculation(drafter="block", p_min=0.0))
         assert fast.tokens == plain.tokens
         assert fast.stats.drafted > 20
+    freely = Speculation(drafter="block", p_min=0.0, rule=Rule.REJECTION)
+    [drawn] = llm.generate("a b c a b", SamplingParams(seed=3, max_tokens=16), speculation=freely)
+    assert drawn.stats.drafted > 20
 
 
 def test_a_short_context_is_told(folder: Path, target: ModelConfig, tmp_path: Path) -> None:

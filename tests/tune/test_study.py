@@ -66,7 +66,7 @@ def test_slow_parts_are_cut(model: str) -> None:
     assert {length: len(rounds[length]["all"]) for length in rounds} == {"2": 4, "8": 4}
     assert slow._decoded(0, Arm(0, model, 8), 1.0) == rounds["8"]["all"]
     assert cost_steps(1e9, 1.0) == 8
-    assert cost_steps(0.0, 1.0) == 32
+    assert cost_steps(0.0, 1.0) == 16
     slow.known["steps of " + slow.groups[0].title + ", 1 at once"] = {"tables": {"plain": {"1": [[1, 1e3]]}}}
     assert slow._rounds(0, 1, 3, 1) == 4
 
@@ -75,7 +75,7 @@ def test_quick_parts_are_whole(model: str) -> None:
     quick = study(model, "ngram")
     assert len(quick.answers()) == 12
     assert quick._rounds(0, 2, 3, 1) == 6
-    assert cost_steps(1e9, float("inf")) == 32
+    assert cost_steps(1e9, float("inf")) == 16
     assert best(quick, 3) == {1: [], 2: []}
 
 
@@ -178,7 +178,7 @@ def test_samples_take_turns(model: str, monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr("paceline.tune.step_timing.trace", watched)
     samples = sampled(llm, {Arm(0, "plain"): 1.0, Arm(0, model, 2): 1.5}, answers, rounds=6)
-    first, last = [("plain", 32)] * 2 + [("model =2", 48)] * 2, [("model =2", 48)] * 2 + [("plain", 32)] * 2
+    first, last = [("plain", 64)] * 2 + [("model =2", 48)] * 2, [("model =2", 48)] * 2 + [("plain", 64)] * 2
     assert order == [*first, *last, *first]
     assert samples.seconds == 3  # ticks of its clock
 
@@ -213,10 +213,9 @@ def test_predictions_beside_a_measurement_are_of_its_minutes(model: str) -> None
 
 def test_steps_after_new_prompts_that_take_longer_are_reading() -> None:
     usual, new = [Step(2, 6, 1.0)] * 5, [Step(2, 6, 4.0), Step(2, 6, 2.0), *[Step(2, 6, 1.0)] * 2, Step(2, 6, 9.0)]
-    fresh = [(Arm(0, "plain"), [usual]), (Arm(0, "eagle", 2), [new]), (Arm(0, "eagle", 4), [new])]
-    assert reading_of("eagle", {2: {6: 1.0}}, fresh, 20) == pytest.approx((3.0 + 1.0) / 10)
-    assert reading_of("plain", {2: {6: 0.1}}, fresh, 10) == 0.0
-    assert reading_of("eagle", {2: {6: 9.0}}, fresh, 10) == 0.0
+    assert reading_of("eagle", {2: {6: 1.0}}, [new, usual, new], 20) == pytest.approx((3.0 + 1.0) / 10)
+    assert reading_of("plain", {2: {6: 0.1}}, [new], 10) == 0.0
+    assert reading_of("eagle", {2: {6: 9.0}}, [new], 10) == 0.0
 
 
 def test_drafts_that_the_end_of_an_answer_cuts_take_as_long_as_whole_ones() -> None:
@@ -236,7 +235,7 @@ def test_smaller_numbers_of_sequences_are_timed_with_the_batch(model: str) -> No
     paces = {Arm(0, "plain"): 1.0, Arm(0, model, 2): 1.0}
     timed = time_steps(llm, paces, answers, seconds=1e9, clock=lambda: 0.0)
     assert {count: [*table] for count, table in timed["plain"].tables.items()} == {4: [4], 3: [3]}
-    again = sampled(llm, paces, answers, rounds=1, steps=24).tables["plain"]
+    again = sampled(llm, paces, answers, rounds=1, steps=12).tables["plain"]
     assert {count: [*table] for count, table in again.items()} == {4: [4], 3: [3], 1: [1]}
 
 

@@ -264,8 +264,9 @@ def test_a_silent_rank_ends_the_pass(threads: int) -> None:
     ranks = CompiledRanks.of(WIDE, random_weights(WIDE, seed=3), 2, threads=(threads, 1), timeout=0.2)
     [batch] = chunks_of(TOKENS, (20,))
     for _ in range(2):  # and every later one
-        with pytest.raises(NoAnswer, match="another rank has not answered in time"):
+        with pytest.raises(NoAnswer, match="another rank has not answered in time") as caught:
             ranks.parts[0].compute(batch)
+        assert caught.value.silent
     keys, _ = ranks.parts[0]._forward.kv.read(SLOTS)
     assert not keys.any(), "layers are computed after the loss"
 
@@ -275,8 +276,9 @@ def test_a_rank_that_is_gone_ends_the_pass(threads: int) -> None:
     mine, theirs = socket.socketpair()
     ranks = CompiledRanks.of(WIDE, random_weights(WIDE, seed=3), 2, threads=(threads, 1), pipes=[mine.fileno()])
     theirs.close()
-    with pytest.raises(NoAnswer, match="another rank has gone"):
+    with pytest.raises(NoAnswer, match="another rank has gone") as caught:
         ranks.parts[0].compute(chunks_of(TOKENS, (20,))[0])
+    assert not caught.value.silent
     mine.close()
 
 

@@ -314,6 +314,7 @@ def forever(look: Callable[[], None]) -> None:
     while time.monotonic() < until:
         look()
         time.sleep(0.01)
+    raise AssertionError("it has read to the end")
 
 
 def test_rank_0_looks_while_it_reads_its_own_part(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +322,6 @@ def test_rank_0_looks_while_it_reads_its_own_part(path: Path, monkeypatch: pytes
 
     def load_part(load: Load, exchange: Exchange, *, progress: Callable[[int, int], None]) -> None:
         forever(lambda: progress(1, 2))
-        raise AssertionError("it has read to the end")
 
     monkeypatch.setattr(forward_module, "load_part", load_part)
     ranks, _ = beside(fake("listens", "ends"))
