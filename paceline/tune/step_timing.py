@@ -36,12 +36,19 @@ from paceline.tune.ways import PLAIN, Arm, Asking
 
 WARM_STEPS, COST_STEPS = 8, 16  # steps of each answer that warm up, and at most of those that are timed
 SAMPLES = 3  # timings beside a measurement
-FRESH_STEPS = 4  # steps of an answer in which a head may still read hidden states of its prompt
+FRESH_STEPS = 4  # steps of an answer in which a head may still read hidden states of its prompt; of others the first
 MIN_COUNT = 6  # steps of each draft length from which a smaller number of sequences has a table of its own
 WARM_UP, TIMED = "warm-up", "timed"  # parts of salts: nothing else finds these prompts
 LADDER_FACTOR = 8  # a number of sequences whose steps are timed, by the one before
 Tables = dict[int, Table]  # by the number of sequences
-Runs = Sequence[tuple[Arm, Sequence[Sequence[Step]]]]  # of each arm: the steps of every batch of answers, in order
+
+
+class Run(NamedTuple):
+    """Answers of one arm that were timed."""
+
+    arm: Arm
+    batches: Sequence[Sequence[Step]]  # the steps of every batch of answers, in order
+    fresh: int  # steps of each batch in which a prompt may still be read
 
 
 class Timed(NamedTuple):
@@ -81,19 +88,18 @@ class Answers:
             parts.append((*each.prompt, *each.answer[:part]))
         return made, parts
 
-    def steps(self, llm: LLM, arm: Arm, tokens: int, *, salt: str = TIMED) -> list[Sequence[Step]]:
+    def run(self, llm: LLM, arm: Arm, tokens: int, *, salt: str = TIMED) -> Run:
         """Decode the middle of each answer. Prompts are read once for each drafter that reads them itself, and once
         for all others."""
-        gc.collect()  # now, rather than during a step
         cell = arm.cell(llm, self.batch, self.asking.temperature)
         prompts, parts = self.around(tokens)
-        reader = "" if arm.drafter == PLAIN or is_lookup(llm, arm.drafter) else arm.drafter
-        options = {"ignore_eos": self.asking.ignore_eos, "salt": f"{salt} {reader}"}
+        reads = arm.drafter != PLAIN and not is_lookup(llm, arm.drafter)
+        own = f"{salt} {arm.drafter if reads else ''}"
         found: list[Sequence[Step]] = []
         for i in range(0, len(prompts), self.batch):
             some = prompts[i : i + self.batch], parts[i : i + self.batch]
-            found.append(trace(llm.engine, cell, *some, **options).steps)
-        return found
+            found.append(trace(llm.engine, cell, *some, ignore_eos=self.asking.ignore_eos, salt=own).steps)
+        return Run(arm, found, FRESH_STEPS if reads else 1)
 
     def prompt_tokens(self, tokens: int) -> int:
         """Return how many tokens the prompts have in front of the middles of answers."""
@@ -106,15 +112,16 @@ def time_steps(
     """Time steps of all arms; return what those of each drafter take.
 
     `paces`: tokens a step of each. `seconds`: time that all of it may take, about."""
+    gc.collect()  # now, rather than during a step
     last, began = [*paces][-1], clock()
-    answers.steps(llm, last, _tokens(paces, WARM_STEPS)[last], salt=WARM_UP)
+    answers.run(llm, last, _tokens(paces, WARM_STEPS)[last], salt=WARM_UP)
     most = cost_steps(len(paces) * (clock() - began), seconds)
     tokens = _tokens(paces, most)
-    runs = [(arm, answers.steps(llm, arm, each)) for arm, each in tokens.items()]
+    runs = [answers.run(llm, arm, each) for arm, each in tokens.items()]
     found = {}
     for name, tables in _tables(runs, answers.batch).items():
-        first, steps = next((arm, each) for arm, each in runs if arm.drafter == name)  # later ones find prompts cached
-        reading = reading_of(name, tables, steps, answers.prompt_tokens(tokens[first]))
+        first = next(run for run in runs if run.arm.drafter == name)  # later ones find prompts in the cache
+        reading = reading_of(first, tables, answers.prompt_tokens(tokens[first.arm]))
         found[name] = Timed(tables, reading, most)
     return found
 
@@ -138,14 +145,15 @@ class Samples:
         self._tokens = [*_tokens(paces, steps).items()]
         self._round = 0  # of the measurement: those that are over
         self._due = samples_due(rounds)
-        self._runs: list[tuple[Arm, Sequence[Sequence[Step]]]] = []
+        self._runs: list[Run] = []
 
     def tick(self) -> None:
         """Count a round of the measurement, and take the samples that are due behind it."""
         self._round += 1
         for _ in range(self._due.count(self._round)):
             began = self._clock()
-            self._runs += [(arm, self._answers.steps(self._llm, arm, tokens)) for arm, tokens in self._tokens]
+            gc.collect()  # now, rather than during a step
+            self._runs += [self._answers.run(self._llm, arm, tokens) for arm, tokens in self._tokens]
             self._tokens.reverse()  # what lasts for a part of a sample meets other arms in the next one
             self.seconds += self._clock() - began
 
@@ -164,13 +172,13 @@ def _tokens(paces: Mapping[Arm, float], steps: int) -> dict[Arm, int]:
     return {arm: round(steps * pace * (2 if arm.drafter == PLAIN else 1)) for arm, pace in paces.items()}
 
 
-def _tables(runs: Runs, batch: int) -> dict[str, Tables]:
+def _tables(runs: Sequence[Run], batch: int) -> dict[str, Tables]:
     """Return the seconds of each drafter's steps. Those in which a prompt may still be read count only if there are no
     others. A number of sequences has a table if all lengths of the drafter have some steps with it: a line beyond the
     rows that were timed says nothing."""
     steady: dict[str, dict[int | None, dict[int, list[Step]]]] = {}
-    for arm, each in runs:
-        late = [step for steps in each for step in steps[FRESH_STEPS:]] or [step for steps in each for step in steps]
+    for arm, batches, fresh in runs:
+        late = [step for steps in batches for step in steps[fresh:]] or [step for steps in batches for step in steps]
         by = steady.setdefault(arm.drafter, {}).setdefault(arm.draft, {})
         for step in whole(late, arm.draft):
             by.setdefault(step.sequences, []).append(step)
@@ -206,13 +214,13 @@ def answer_lengths(most: int, batch: int) -> list[int]:
     return [most] * long + [most // 2] * (batch - long)
 
 
-def reading_of(name: str, tables: Tables, runs: Sequence[Sequence[Step]], prompt_tokens: int) -> float:
+def reading_of(run: Run, tables: Tables, prompt_tokens: int) -> float:
     """Return how many seconds the first steps after new prompts took longer than usual ones, for each token of the
-    prompts. `runs`: the steps of each batch of answers."""
-    if name == PLAIN:
+    prompts."""
+    if run.arm.drafter == PLAIN:
         return 0.0
     usual = StepCosts(tables).seconds
-    first = [step for steps in runs for step in steps[:FRESH_STEPS]]
+    first = [step for steps in run.batches for step in steps[: run.fresh]]
     longer = sum(step.seconds - usual(step.sequences, step.rows) for step in first)
     return max(0.0, longer) / prompt_tokens
 

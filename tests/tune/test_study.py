@@ -16,6 +16,7 @@ from paceline.llm import LLM
 from paceline.tune.candidates import Engines, Group, groups, is_lookup, kind_of, memory_of, name_in, vocabulary_share
 from paceline.tune.step_timing import (
     Answers,
+    Run,
     Samples,
     answer_lengths,
     cost_steps,
@@ -213,9 +214,11 @@ def test_predictions_beside_a_measurement_are_of_its_minutes(model: str) -> None
 
 def test_steps_after_new_prompts_that_take_longer_are_reading() -> None:
     usual, new = [Step(2, 6, 1.0)] * 5, [Step(2, 6, 4.0), Step(2, 6, 2.0), *[Step(2, 6, 1.0)] * 2, Step(2, 6, 9.0)]
-    assert reading_of("eagle", {2: {6: 1.0}}, [new, usual, new], 20) == pytest.approx((3.0 + 1.0) / 10)
-    assert reading_of("plain", {2: {6: 0.1}}, [new], 10) == 0.0
-    assert reading_of("eagle", {2: {6: 9.0}}, [new], 10) == 0.0
+    run = Run(Arm(0, "eagle", 2), [new, usual, new], 4)
+    assert reading_of(run, {2: {6: 1.0}}, 20) == pytest.approx((3.0 + 1.0) / 10)
+    assert reading_of(run._replace(fresh=1), {2: {6: 1.0}}, 20) == pytest.approx(3.0 / 10)
+    assert reading_of(run, {2: {6: 9.0}}, 10) == 0.0
+    assert reading_of(run._replace(arm=Arm(0, "plain")), {2: {6: 0.1}}, 10) == 0.0
 
 
 def test_drafts_that_the_end_of_an_answer_cuts_take_as_long_as_whole_ones() -> None:
