@@ -31,6 +31,7 @@ class EngineConfig:
     kv_memory: int | None = None  # bytes for keys and values
     kv_format: str = "auto"  # format of keys and values on a GPU: bf16 or fp8; auto: bf16
     tensor_parallel: int = 1  # processes that the target is split over, each with a part of weights and KV memory
+    drafter_tensor_parallel: int = 1  # of them that draft models are split over: 1, or all
     same_bits_across_degrees: bool = False  # the same bits at every tensor_parallel, for a sum in more parts
     rank_timeout: float = 8.0  # seconds that one of these processes may keep the others waiting
     prefix_cache: bool = True  # share the pages of equal beginnings
@@ -70,6 +71,7 @@ class EngineConfig:
             "acceptance_window",
             "pause_tokens",
             "tensor_parallel",
+            "drafter_tensor_parallel",
         ):
             check_integer(name, getattr(self, name), 1, MAX_INTEGER)
         for name in ("max_draft_tokens", "max_draft_context"):
@@ -86,6 +88,13 @@ class EngineConfig:
         for path in self.corpus:
             if not isinstance(path, str):
                 raise InvalidRequest(f"corpus must be a list of paths, not of {path!r}", param="corpus")
+        if self.drafter_tensor_parallel not in (1, self.tensor_parallel):
+            possible = f"1 or {self.tensor_parallel}" if self.tensor_parallel > 1 else "1"
+            raise InvalidRequest(
+                f"drafter_tensor_parallel {self.drafter_tensor_parallel}: a drafter runs on rank 0 alone or on all "
+                f"{self.tensor_parallel} ranks of tensor_parallel; take {possible}",
+                param="drafter_tensor_parallel",
+            )
         if self.kv_format not in KV_FORMATS:
             raise UnknownOption("kv_format", self.kv_format, KV_FORMATS)
         if self.default_drafter is not None and not isinstance(self.default_drafter, str):

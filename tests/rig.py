@@ -81,17 +81,24 @@ def model_drafter(model: Model, *, min_confidence: float = 0.0, mask: int | None
     """Without a `min_confidence`: random models believe in nothing. With a `mask`: a PARD model."""
 
     def make(context: BuildContext, backend: str) -> Drafter:
-        return ModelDrafter(
-            model.forward(backend, num_pages=context.pool.num_pages),
-            lanes=context.lanes,
-            pool=context.pool,
-            vocab_size=context.vocab_size,
-            chunk=context.max_step_tokens,
-            min_confidence=min_confidence,
-            mask=mask,
-        )
+        forward = model.forward(backend, num_pages=context.pool.num_pages)
+        return drafter_on(forward, context, min_confidence=min_confidence, mask=mask)
 
     return make
+
+
+def drafter_on(
+    forward: Forward, context: BuildContext, *, min_confidence: float = 0.0, mask: int | None = None
+) -> Drafter:
+    return ModelDrafter(
+        forward,
+        lanes=context.lanes,
+        pool=context.pool,
+        vocab_size=context.vocab_size,
+        chunk=context.max_step_tokens,
+        min_confidence=min_confidence,
+        mask=mask,
+    )
 
 
 @dataclass(frozen=True)

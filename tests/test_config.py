@@ -40,6 +40,9 @@ def test_numbers(name: str, value: Any) -> None:
         {"drafter_timeout": 0},
         {"rank_timeout": 0},
         {"tensor_parallel": 0},
+        {"drafter_tensor_parallel": 0},
+        {"drafter_tensor_parallel": 2, "tensor_parallel": 4},
+        {"drafter_tensor_parallel": 2},
         {"same_bits_across_degrees": 1},
         {"max_context": 1},
         {"kv_memory": 0},
@@ -54,6 +57,15 @@ def test_numbers(name: str, value: Any) -> None:
 def test_out_of_range(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match=next(iter(given))):
         EngineConfig.of(**given)
+
+
+def test_a_drafter_runs_on_one_rank_or_on_all() -> None:
+    assert EngineConfig.of(tensor_parallel=4).drafter_tensor_parallel == 1
+    assert EngineConfig.of(tensor_parallel=4, drafter_tensor_parallel=4).drafter_tensor_parallel == 4
+    with pytest.raises(InvalidRequest, match=r"on rank 0 alone or on all 4 ranks of tensor_parallel; take 1 or 4$"):
+        EngineConfig.of(tensor_parallel=4, drafter_tensor_parallel=2)
+    with pytest.raises(InvalidRequest, match=r"drafter_tensor_parallel 2: .*; take 1$"):
+        EngineConfig.of(drafter_tensor_parallel=2)
 
 
 def test_speculation_can_be_limited_to_nothing() -> None:

@@ -74,7 +74,7 @@ def run(args: Namespace) -> int:
 
 
 def _facts(args: Namespace) -> Facts:
-    from paceline.drafters.registry import recipe
+    from paceline.drafters.registry import check_split, recipe
     from paceline.engine.assemble import read_target, share_memory, split_as_asked
     from paceline.runner.loading.models import choose_device
 
@@ -83,8 +83,9 @@ def _facts(args: Namespace) -> Facts:
     with progress_bar(f"loading {args.target}") as progress:
         target = read_target(args.target, format=args.format, device=device, config=config, progress=progress)
     target = split_as_asked(target, config, threads=args.threads)
-    recipes = []
-    for words in drafters_of(args):
+    named, recipes = drafters_of(args), []
+    check_split(named, config.drafter_tensor_parallel)
+    for words in named:
         with progress_bar(f"loading {words}") as progress:
             recipes.append(recipe(words, target, progress=progress))
     weights = [asdict(part) for part in target.parts]

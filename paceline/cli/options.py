@@ -38,6 +38,7 @@ ENGINE_HELP = {
     "GPU all that weights and the largest passes leave)",
     "kv_format": "of keys and values on a GPU: bf16 or fp8",
     "tensor_parallel": "processes that the model is split over (docs/scale.md); on a CPU, at most one for each core",
+    "drafter_tensor_parallel": "of these, processes that a draft model is split over: 1 or all",
     "same_bits_across_degrees": "the same bits with every --tensor-parallel, 1 included; slower",
     "rank_timeout": "seconds that a process of a split model may keep the others waiting, before all requests fail",
     "prefix_cache": "share the pages of equal beginnings",

@@ -56,6 +56,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="a model or a shape, eagle:PATH, eagle-shape, block:PATH, block-shape, self, ngram, suffix, "
         "prediction, or none (default: none)",
     )
+    group.add_argument(
+        "--drafter-tensor-parallel",
+        type=count,
+        default=1,
+        metavar="T",
+        help="GPUs of a drafter: 1 or as many as the model's (default: 1)",
+    )
     group.add_argument("--draft", type=count, default=4, metavar="K", help="tokens of the longest draft (default: 4)")
     group.add_argument(
         "--acceptance", type=float, metavar="A", help="0 to 1, for each drafted token (default: not known)"
@@ -115,6 +122,7 @@ def _question(args: Namespace) -> Question:
         count=number,
         tensor_parallel=args.tensor_parallel,
         drafter=args.drafter,
+        drafter_tensor_parallel=args.drafter_tensor_parallel,
         draft=args.draft,
         acceptance=args.acceptance,
         context=args.context,

@@ -51,6 +51,7 @@ from paceline.runner.heads.trees import OF_MODEL, TreeProgram
 from paceline.runner.lanes import Lanes
 from paceline.runner.loading.format_speed import format_times
 from paceline.runner.loading.models import ReadyModel, read_model, ready_shape
+from paceline.runner.loading.splitting import split_beside
 from paceline.runner.rounds.protocol import DeviceDrafter, DraftingRound
 from paceline.runner.vocabulary import fit_logits, fit_tokens
 
@@ -231,6 +232,7 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
     given = parse_options(ModelDrafter.name, rest, OPTIONS)
     format = given.pop("format", None)
     ready = _read(name, target, format, progress) if format else _read_fastest(name, target, progress)
+    ready = split_beside(ready, target)
     if (bridge := find_bridge(ready, target)) is not None:
         return bridged_recipe(bridge, replace(ready, shortlist=False), target, given)
     if (mask := ready.model.config.mask_token) is not None:
@@ -252,7 +254,10 @@ def recipe_of(ready: ReadyModel, target: ReadyModel, given: Mapping[str, Any], *
 
     def build(context: BuildContext) -> Drafter:
         forward = ready.forward(
-            num_pages=context.pool.num_pages, threads=context.threads, max_context=context.max_context
+            num_pages=context.pool.num_pages,
+            threads=context.threads,
+            max_context=context.max_context,
+            ranks=context.ranks,
         )
         if own < context.max_context:
             logger.warning(SHORT, ready.name, own, context.max_context)
@@ -309,6 +314,8 @@ def _read_fastest(name: str, target: ReadyModel, progress: Progress | None) -> R
     if not target.compiled:
         return _read(name, target, "auto", progress)
     ready = _read(name, target, FORMATS[0], progress)
+    if target.splits_drafters and target.split is not None and target.split.same_bits:
+        return ready  # the other has one scale for all inputs, which shards within a rank would cut
     times = format_times(ready, FORMATS) if ready.compiled and ready.stored else None
     best = FORMATS[0] if times is None else cast(Format, best_of(times))
     return ready if best == FORMATS[0] else _read(name, target, best, progress)

@@ -18,6 +18,8 @@ from paceline.kv.pages import PagePool
 from paceline.models.weights import Progress
 from paceline.runner.lanes import Lanes
 from paceline.runner.loading.models import ReadyModel
+from paceline.runner.parallel.forward import SplitForward
+from paceline.runner.parallel.ranks import Ranks
 from paceline.runner.rounds.protocol import DeviceDrafter
 
 
@@ -36,6 +38,11 @@ class BuildContext:
     drafters: Mapping[str, Guard] = field(default_factory=dict)  # those built before, the cheapest first
     hot: bool = False  # True: the target may be running while the drafter is built
     share_prefixes: bool = True  # a drafter with pages of its own may share those of equal beginnings, by salt
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """The processes that the target is split over; None: it is whole."""
+        return self.target.ranks if isinstance(self.target, SplitForward) else None
 
 
 OnDevice = Callable[[Drafter | None, Forward], DeviceDrafter]
@@ -86,9 +93,11 @@ class DrafterKind:
     `on_gpu` says what happens where the target runs on a GPU: "device", the recipe has `on_device`, which returns a
     `DeviceDrafter`; "host", it drafts on the host, beside the step in flight (`engine.offers`); "refused", it is
     an error, before any weights are read. `reads_corpus`: it learns from the files of `BuildContext.corpus`.
-    `computes`: drafts cost passes of a network, so that a lookup beside it pays."""
+    `computes`: drafts cost passes of a network, so that a lookup beside it pays. `splits`: the passes can be split over
+    the ranks of the target."""
 
     make: MakeRecipe
     on_gpu: OnGpu = "refused"
     reads_corpus: bool = False
     computes: bool = False
+    splits: bool = False

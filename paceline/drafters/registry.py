@@ -70,14 +70,14 @@ def _head(options: str, target: ReadyModel, progress: Progress | None) -> Recipe
 REGISTRY: dict[str, DrafterKind] = {
     ngram.NgramDrafter.name: DrafterKind(ngram.recipe, on_gpu="device"),
     suffix.SuffixDrafter.name: DrafterKind(suffix.recipe, on_gpu="host", reads_corpus=True),
-    model.ModelDrafter.name: DrafterKind(model.recipe, on_gpu="device", computes=True),
+    model.ModelDrafter.name: DrafterKind(model.recipe, on_gpu="device", computes=True, splits=True),
     eagle.EagleDrafter.name: DrafterKind(_head, on_gpu="device", computes=True),
     block.BlockDrafter.name: DrafterKind(block.recipe, on_gpu="device", computes=True),
     mtp.NAME: DrafterKind(mtp.recipe, on_gpu="device", computes=True),
     medusa.MedusaDrafter.name: DrafterKind(medusa.recipe, on_gpu="device", computes=True),
     prediction.PredictionDrafter.name: DrafterKind(prediction.recipe, on_gpu="device"),
-    self_copy.NAME: DrafterKind(self_copy.recipe, on_gpu="device", computes=True),
-    layers.NAME: DrafterKind(layers.recipe, on_gpu="device", computes=True),
+    self_copy.NAME: DrafterKind(self_copy.recipe, on_gpu="device", computes=True, splits=True),
+    layers.NAME: DrafterKind(layers.recipe, on_gpu="device", computes=True, splits=True),
     recycling.NAME: DrafterKind(recycling.recipe),
     lookahead.NAME: DrafterKind(lookahead.recipe),
     portfolio.PortfolioDrafter.name: DrafterKind(portfolio.recipe),
@@ -165,6 +165,30 @@ def check_device(words: str, device: str) -> None:
             '(on_gpu="device" of its kind), and does not say that it may draft on the host beside one (on_gpu="host"); '
             "take another drafter, or --device cpu"
         )
+
+
+def check_split(drafters: Sequence[str], degree: int) -> None:
+    """Refuse drafters that cannot be split over `degree` ranks. Nothing is read for this."""
+    if degree == 1:
+        return
+    names = [words.partition(":")[0] for words in drafters]
+    splits = {name: _splits(name) for name in names}
+    for name in names:
+        if _computes(name) and not splits[name]:
+            raise InvalidRequest(
+                f"drafter_tensor_parallel {degree}: the drafter {name} runs whole on rank 0; leave the option out, or "
+                "draft with a model"
+            )
+    if not any(splits.values()):
+        raise InvalidRequest(
+            f"drafter_tensor_parallel {degree}: there is no draft model to split; add one with drafter, or leave the "
+            "option out"
+        )
+
+
+def _splits(name: str) -> bool:
+    kind = find(name)
+    return kind.splits if kind is not None else _computes(name)  # else a model's name
 
 
 def check_corpus(paths: Sequence[str], drafters: Sequence[str]) -> None:

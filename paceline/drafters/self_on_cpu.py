@@ -24,6 +24,7 @@ from paceline.runner.forwards.compiled import CompiledForward
 from paceline.runner.forwards.decoder_pack import INTERLEAVED, output_layer
 from paceline.runner.loading.memory import weight_parts
 from paceline.runner.loading.models import ReadyModel, read_model
+from paceline.runner.loading.splitting import split_beside
 
 FORMATS = ("int4", "int8")
 
@@ -38,7 +39,8 @@ def recipe(name: str, format: str, target: ReadyModel, progress: Progress | None
             f"{target.name} has random weights, and no files to read a copy from: take another drafter"
         )
     if not target.has_whole_program:
-        copy = read_model(target.name, format=wanted, progress=progress, beside=target, shortlist=True)
+        whole = read_model(target.name, format=wanted, progress=progress, beside=target, shortlist=True)
+        copy = split_beside(whole, target)
         return replace(recipe_of(copy, target, {}, kind=name), how=f"the target in {format}, with KV memory of its own")
     copy = copy_of(target, wanted)
 

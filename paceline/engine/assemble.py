@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paceline.config import EngineConfig
@@ -11,7 +11,7 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.guard import Guard
 from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.recipe import BuildContext, OnDevice, Recipe
-from paceline.drafters.registry import PORTFOLIO, check_corpus, check_device, recipe
+from paceline.drafters.registry import PORTFOLIO, check_corpus, check_device, check_split, recipe
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidRequest, OutOfMemory, UnknownOption
 from paceline.kernels.base import PAGE_SIZE, Forward
@@ -87,6 +87,7 @@ def assemble(
     for words in drafters:
         check_device(words, device if isinstance(target, str) else target.device)
     check_corpus(config.corpus, drafters)
+    check_split(drafters, config.drafter_tensor_parallel)
     ready = target
     if isinstance(ready, str):
         ready = read_target(ready, format=format, device=device, config=config, progress=progress)
@@ -179,13 +180,14 @@ def split_as_asked(ready: ReadyModel, config: EngineConfig, *, threads: int | No
     """Return the target over as many ranks as the config says; itself if it says one."""
     if not config.is_split:
         return ready
-    return split_model(
+    split = split_model(
         ready,
         degree=config.tensor_parallel,
         same_bits=config.same_bits_across_degrees,
         timeout=config.rank_timeout,
         threads=threads,
     )
+    return replace(split, splits_drafters=config.drafter_tensor_parallel > 1)
 
 
 def _rounds(

@@ -17,7 +17,7 @@ from paceline.drafters.guard import Guard
 from paceline.drafters.portfolio import PortfolioDrafter
 from paceline.drafters.prediction import PREDICTION
 from paceline.drafters.recipe import Recipe
-from paceline.drafters.registry import PORTFOLIO, check_corpus, check_device, recipe
+from paceline.drafters.registry import PORTFOLIO, check_corpus, check_device, check_split, recipe
 from paceline.engine.assemble import Parts, build_drafter
 from paceline.errors import InvalidRequest, OutOfMemory, UnknownOption
 from paceline.models.weights import Progress
@@ -55,8 +55,11 @@ class HotDrafters:
         check_device(words, parts.target.device)
         if context.corpus:
             check_corpus(context.corpus, [words, *parts.drafters])
+        if parts.target.splits_drafters and context.ranks is not None:
+            check_split([words, *parts.drafters], context.ranks.size)
         self.check_free(name or words.partition(":")[0])
         made = recipe(words, parts.target, progress=progress)
+        _check_whole(made)
         made = replace(made, name=name or made.name)
         self.check_free(made.name)
         self._check_taps(made)
@@ -133,6 +136,16 @@ def check_hot(parts: Parts, what: str) -> None:
         raise InvalidRequest(
             f"{what!r} cannot be loaded or unloaded while the server runs: this device records its rounds for the "
             "drafters that it starts with; name them with --drafter and start again",
+            param="drafter",
+        )
+
+
+def _check_whole(made: Recipe) -> None:
+    """Refuse a drafter that all ranks would have to read: requests would wait meanwhile."""
+    if made.model is not None and made.model.split is not None:
+        raise InvalidRequest(
+            f"the drafter {made.name} is split over {made.model.split.degree} ranks, which cannot read it while they "
+            "serve requests: name it with --drafter and start again, or leave drafter_tensor_parallel out",
             param="drafter",
         )
 

@@ -8,8 +8,8 @@
     block:PATH, block-shape  a block drafter: one that is here, or a DSpark drafter of five layers in the target's shape
     self, self:int4          the target itself in fewer bits, on its own KV memory
 
-Every rank runs the whole drafter. The first pass of a round reads up to two tokens of each sequence, the others one. A
-block drafter has one pass for all tokens of a draft.
+One rank runs the whole drafter, or all ranks of the target split a model. The first pass of a round reads up to two
+tokens of each sequence, the others one. A block drafter has one pass for all tokens of a draft.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from paceline.plan.passes import Place, overlapped, pass_seconds
 from paceline.plan.size import KV_BYTES, ModelSize, check_here, model_size, read_weights, size_of
 
 LOOKUPS = ("ngram", "suffix", "prediction")
+SPLIT = ("model", "self")  # drafters that ranks can split
 HEAD_SHAPE, BLOCK_SHAPE = "eagle-shape", "block-shape"
 BEFORE_LAYERS = ("embed", "fc", "context_norm")  # weights of a block drafter that its pass over a block does not read
 HEADS_OF_BLOCKS = ("markov.", "selector.", "confidence")  # beginnings of the names of weights behind the layers
@@ -64,26 +65,28 @@ class PaperDrafter:
     fusing: int = 0  # weights that only the first pass of a round reads
     own_kv: bool = True  # False: it reads the target's keys and values
     block: Block | None = None  # None: each token takes a pass
+    ranks: int = 1  # over which it is split
 
     @property
     def weight_bytes(self) -> int:
-        own = self.size.matrices + self.size.vectors + 2 * self.fusing if self.size else 0
+        """Bytes on each rank that has it."""
+        own = self.size.matrices // self.ranks + self.size.vectors + 2 * self.fusing if self.size else 0
         return own + (self.block.more_bytes if self.block else 0)
 
     @property
     def kv_token(self) -> int:
-        return self.size.kv_token() if self.size and self.own_kv else 0
+        return self.size.kv_token(self.ranks) if self.size and self.own_kv else 0
 
     def seconds(self, place: Place, *, length: float, sequences: float, context: float) -> float:
         """Compute the seconds of drafts of `length` tokens, one for each sequence."""
         if self.size is None or not length:
             return 0.0
-        alone, pace = Place(place.gpu), place.gpu.pace
+        own, pace = Place(place.gpu, self.ranks), place.gpu.pace
         if self.block is not None:
-            return self._block_seconds(self.block, self.size, alone, length, sequences, context)
+            return self._block_seconds(self.block, self.size, own, length, sequences, context)
         fused = _product(self.fusing, rows=2 * sequences, pace=pace)
-        first = pass_seconds(self.size, alone, rows=2 * sequences, sequences=sequences, context=context)
-        other = pass_seconds(self.size, alone, rows=sequences, sequences=sequences, context=context)
+        first = pass_seconds(self.size, own, rows=2 * sequences, sequences=sequences, context=context)
+        other = pass_seconds(self.size, own, rows=sequences, sequences=sequences, context=context)
         return min(length, 1) * (first + fused) + max(length - 1, 0) * other + length * pace.draft
 
     def _block_seconds(
@@ -103,8 +106,18 @@ def _product(weights: int, *, rows: float, pace: Pace) -> float:
     return overlapped(reading, computing, pace) if weights else 0.0
 
 
+def split_drafter(drafter: PaperDrafter, ranks: int) -> PaperDrafter:
+    """Split a drafter over the ranks of its target, or raise InvalidRequest. Its heads may not divide."""
+    if drafter.name not in SPLIT:
+        raise InvalidRequest(
+            f"--drafter-tensor-parallel {ranks}: the drafter {drafter.name} runs whole on one rank; leave the option "
+            "out, or draft with a model"
+        )
+    return replace(drafter, how=f"{drafter.how}, split over {ranks} ranks", ranks=ranks)
+
+
 def paper_drafter(words: str, target: str, size: ModelSize, *, kv_format: str, memory: float) -> PaperDrafter | None:
-    """Make the drafter that a user names; None for `none`. `memory`: bytes of one GPU."""
+    """Make the drafter that a user names; None for `none`. `memory`: bytes of the GPUs that hold it."""
     kind, _, rest = words.partition(":")
     if words == "none":
         return None

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from paceline.checks import check_integer, check_number
 from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest, OutOfMemory, UnknownOption
-from paceline.models.config import ModelConfig
 from paceline.models.weights import Format
-from paceline.plan.drafting import PaperDrafter, paper_drafter
+from paceline.plan.drafting import PaperDrafter, paper_drafter, split_drafter
 from paceline.plan.gpus import Gpu
 from paceline.plan.memory import RankMemory, rank_memory
 from paceline.plan.passes import Place
-from paceline.plan.size import KV_BYTES, ModelSize, model_size
+from paceline.plan.size import KV_BYTES, ModelSize, model_size, possible_degrees
 from paceline.plan.speed import Machine, Step
 from paceline.sizes import format_size
 
@@ -34,6 +33,7 @@ class Question:
     gpu: Gpu
     count: int = 1  # GPUs
     tensor_parallel: int | None = None  # None: the fewest ranks that hold the model
+    drafter_tensor_parallel: int = 1  # ranks of the drafter: 1 or as many as the model's
     drafter: str = "none"
     draft: int = 4  # tokens of the longest draft
     acceptance: float | None = None  # None: not known
@@ -52,6 +52,15 @@ class Question:
                 f"--tensor-parallel {self.tensor_parallel} needs as many GPUs, and there are {self.count}: write "
                 f"--gpus {self.gpu.name}:{self.tensor_parallel}"
             )
+        if self.drafter_tensor_parallel not in (1, self.tensor_parallel):
+            ranks = self.tensor_parallel
+            take = "give --tensor-parallel, too" if ranks is None else f"take {'1 or ' * (ranks > 1)}{ranks}"
+            raise InvalidRequest(
+                f"--drafter-tensor-parallel {self.drafter_tensor_parallel}: a drafter is on one GPU or on all of the "
+                f"model's; {take}"
+            )
+        if self.drafter_tensor_parallel > 1 and self.drafter == "none":
+            raise InvalidRequest("--drafter-tensor-parallel speaks of a drafter: name one with --drafter")
         if self.acceptance is not None:
             check_number("acceptance", self.acceptance, 0, 1)
             if self.drafter == "none":
@@ -117,18 +126,19 @@ def _speed(machine: Machine, question: Question, batch: int) -> BatchSpeed:
 
 def _placed(question: Question) -> tuple[Machine, RankMemory]:
     """Choose the ranks, and check that the model fits."""
-    model = _at(question, question.tensor_parallel or 1)[0].target
+    first = _at(question, question.tensor_parallel or 1)[0]
+    model, drafter = first.target, first.drafter
     if question.context > model.config.max_context:
         raise InvalidRequest(
             f"--context {question.context} is more than the {model.config.max_context} tokens that {model.name} knows"
         )
     degrees = possible_degrees(model.config, LINKED)
     asked = question.tensor_parallel
-    if asked is not None and asked not in degrees:
-        raise InvalidRequest(
-            f"--tensor-parallel {asked}: {model.name} has {model.config.num_heads} attention heads and "
-            f"{model.config.num_kv_heads} key/value heads, and can be split over {_listed(degrees)} ranks only"
-        )
+    if asked is not None:
+        model.check_degree(asked, option="--tensor-parallel", most=LINKED)
+    if drafter is not None and drafter.size is not None and drafter.ranks > 1:
+        drafter.size.check_degree(drafter.ranks, option="--drafter-tensor-parallel", most=LINKED)
+        degrees = [degree for degree in degrees if degree in possible_degrees(drafter.size.config, LINKED)]
     tried = [asked] if asked is not None else [degree for degree in degrees if degree <= question.count]
     for degree in tried:
         machine, memory = _at(question, degree)
@@ -155,9 +165,11 @@ def _target(question: Question, place: Place) -> ModelSize:
 
 
 def _drafter(question: Question, target: ModelSize, place: Place) -> PaperDrafter | None:
-    return paper_drafter(
-        question.drafter, question.model, target, kv_format=question.kv_format, memory=place.gpu.memory
+    ranks = place.ranks if question.drafter_tensor_parallel > 1 else 1
+    drafter = paper_drafter(
+        question.drafter, question.model, target, kv_format=question.kv_format, memory=place.gpu.memory * ranks
     )
+    return drafter if drafter is None or ranks == 1 else split_drafter(drafter, ranks)
 
 
 def _too_small(question: Question, degrees: Sequence[int], tried: int) -> OutOfMemory:
@@ -166,8 +178,9 @@ def _too_small(question: Question, degrees: Sequence[int], tried: int) -> OutOfM
     need = memory.weights + memory.drafter + memory.workspace + memory.kv_token * question.context
     enough = [degree for degree in degrees if _at(question, degree)[1].sequences(question.context)]
     fewer = "a smaller --format such as fp8 or int4, a shorter --context, or fewer --max-sequences"
+    both = ("--tensor-parallel", "--drafter-tensor-parallel")[: 2 if question.drafter_tensor_parallel > 1 else 1]
     advice = (
-        f"{enough[0]} would do: --gpus {gpu.name}:{enough[0]} --tensor-parallel {enough[0]}"
+        f"{enough[0]} would do: --gpus {gpu.name}:{enough[0]} {' '.join(f'{option} {enough[0]}' for option in both)}"
         if enough
         else f"no number up to {LINKED} would do: take {fewer}"
     )
@@ -175,17 +188,6 @@ def _too_small(question: Question, degrees: Sequence[int], tried: int) -> OutOfM
         f"{question.model} with one sequence of {question.context} tokens needs {format_size(need)} on each of {tried} "
         f"{gpu.name}, which have {format_size(gpu.memory)}; {advice}"
     )
-
-
-def possible_degrees(config: ModelConfig, most: int) -> list[int]:
-    """List the numbers of ranks over which the heads can be split evenly; key/value heads may be on several ranks."""
-    heads, kv = config.num_heads, config.num_kv_heads
-    return [ranks for ranks in range(1, most + 1) if heads % ranks == 0 and (kv % ranks == 0 or ranks % kv == 0)]
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    *others, last = map(str, numbers)
-    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _powers(most: int) -> tuple[int, ...]:

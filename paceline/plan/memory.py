@@ -52,7 +52,9 @@ def rank_memory(
     outs = max_sequences + drafted
     workspace = _buffers(target.config, ranks=place.ranks, rows=config.max_step_tokens, outs=outs)
     if drafter and drafter.size:
-        workspace += _buffers(drafter.size.config, ranks=1, rows=config.max_step_tokens, outs=2 * max_sequences)
+        workspace += _buffers(
+            drafter.size.config, ranks=drafter.ranks, rows=config.max_step_tokens, outs=2 * max_sequences
+        )
     workspace += EDIT_BYTES * max_sequences * target.config.vocab_size
     workspace += max(GRAPH_MEMORY, int(GRAPH_SHARE * place.gpu.memory))
     return RankMemory(

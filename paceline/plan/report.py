@@ -26,6 +26,7 @@ def record(plan: Plan) -> Record:
         "parameters": machine.target.parameters,
         "format": machine.target.format,
         "drafter": machine.drafter and {"name": machine.drafter.name, "how": machine.drafter.how},
+        "drafter_tensor_parallel": machine.drafter.ranks if machine.drafter else 1,
         "acceptance": question.acceptance,
         "context": question.context,
         "memory": {**asdict(memory), "kv": memory.kv, "kv_tokens": memory.kv_tokens},

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,10 +67,30 @@ class ModelSize:
         heads = max(1, self.config.num_kv_heads // ranks)
         return 2 * self.config.num_layers * heads * self.config.head_dim * self.kv_number
 
+    def check_degree(self, ranks: int, *, option: str, most: int) -> None:
+        """Raise InvalidRequest if the model cannot be split over so many ranks. `most`: that are possible at all."""
+        degrees = possible_degrees(self.config, most)
+        if ranks not in degrees:
+            raise InvalidRequest(
+                f"{option} {ranks}: {self.name} has {self.config.num_heads} attention heads and "
+                f"{self.config.num_kv_heads} key/value heads, and can be split over {_listed(degrees)} ranks only"
+            )
+
     def seen(self, context: float) -> float:
         """Return the tokens of context that a row reads, in the mean of all layers."""
         windows = self.config.windows or (0,)
         return sum(min(context, window or context) for window in windows) / len(windows)
+
+
+def possible_degrees(config: ModelConfig, most: int) -> list[int]:
+    """List the numbers of ranks over which the heads can be split evenly; key/value heads may be on several ranks."""
+    heads, kv = config.num_heads, config.num_kv_heads
+    return [ranks for ranks in range(1, most + 1) if heads % ranks == 0 and (kv % ranks == 0 or ranks % kv == 0)]
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    *others, last = map(str, numbers)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def read_weights(name: str, *, format: Format) -> tuple[ModelConfig, Mapping[str, Weight]]:

@@ -46,6 +46,7 @@ ENGINE: dict[str, tuple[str, Any]] = {
     "corpus": ("notes.txt", ("notes.txt",)),
     "drafter_timeout": ("0.5", 0.5),
     "tensor_parallel": ("2", 2),
+    "drafter_tensor_parallel": ("1", 1),
     "same_bits_across_degrees": ("", True),
     "rank_timeout": ("2.5", 2.5),
     "fixed_draft": ("", True),
@@ -88,6 +89,11 @@ def words(name: str, text: str) -> list[str]:
 def test_engine_options(name: str) -> None:
     text, value = ENGINE[name]
     assert engine_config(parse(*words(name, text))) == EngineConfig(**{name: value})
+
+
+def test_a_drafter_over_all_ranks() -> None:
+    config = engine_config(parse("--tensor-parallel", "4", "--drafter-tensor-parallel", "4"))
+    assert config == EngineConfig(tensor_parallel=4, drafter_tensor_parallel=4)
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams)])

@@ -100,6 +100,7 @@ H200 = ("llama-3.1-8b", "--gpus", "h200")
         (("llama-3.1-8b", "--gpus", "a100"), "unknown GPU 'a100'"),
         (("qwen3-32b", "--gpus", "h100", "--context", 40960), "2 would do: --gpus h100:2"),
         ((*H200, "--tensor-parallel", 2), "write --gpus h200:2"),
+        ((*H200, "--drafter", "llama-3.2-1b", "--drafter-tensor-parallel", 2), "give --tensor-parallel, too"),
         ((*H200, "--drafter", "ngram", "--acceptance", 1.01), "acceptance must be in [0, 1]"),
         ((*H200, "--rate", 5), "--rate is for a simulated cluster"),
         ((*H200, "--markdown"), "--markdown is for a simulated cluster"),

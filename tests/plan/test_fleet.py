@@ -12,15 +12,29 @@ from safetensors.torch import load_file
 from paceline.errors import InvalidRequest, ModelNotFound, OutOfMemory, UnknownOption, VocabularyMismatch
 from paceline.models.load import open_model
 from paceline.models.shapes import LLAMA_3_1_8B, QWEN3_32B, SMOLLM2_135M
-from paceline.plan.fleet import longest_draft, possible_degrees
+from paceline.plan.fleet import longest_draft
 from paceline.plan.gpus import ESTIMATED_SOURCE, GPUS, H200, MEASURED, MEASURED_SOURCE, read_gpus
 from paceline.plan.passes import Place, pass_seconds, prompt_seconds, sum_seconds
 from paceline.plan.report import record, text
-from paceline.plan.size import model_size
+from paceline.plan.size import model_size, possible_degrees
 from paceline.plan.speed import tokens_per_step
 from tests.block_heads import LAYOUTS
 from tests.cli.tiny_model import write_model
 from tests.plan.plans import H200_MEMORY, plan, question
+
+HUGE = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 16384,
+    "intermediate_size": 53248,
+    "num_hidden_layers": 126,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+}
+FOUR, SPLIT = {"count": 4, "tensor_parallel": 4}, {"drafter_tensor_parallel": 4}
 
 
 def test_the_h200_has_its_own_measured_constants() -> None:
@@ -57,6 +71,32 @@ def test_ranks_divide_weights_and_keys() -> None:
     assert sixteen.kv_token(16) == sixteen.kv_token(8)  # key/value heads are on several ranks
 
 
+def test_ranks_divide_a_drafter_that_is_split_over_them() -> None:
+    options = {"count": 4, "tensor_parallel": 4, "drafter": "llama-3.2-1b", "acceptance": 0.8}
+    alone, split = plan(**options), plan(**options, drafter_tensor_parallel=4)
+    target = plan(count=4, tensor_parallel=4)
+    assert split.memory.drafter == pytest.approx(alone.memory.drafter / 4, rel=0.01)
+    own = [made.memory.kv_token - target.memory.kv_token for made in (alone, split)]
+    assert own[0] == 4 * own[1] == 16 * 8 * 64 * 2 * 2
+    assert target.memory.workspace < split.memory.workspace < alone.memory.workspace
+    drafters = [made.machine.drafter for made in (alone, split)]
+    few, many = ([d.seconds(Place(H200, 4), length=4, sequences=n, context=1000) for d in drafters] for n in (1, 256))
+    size = drafters[1].size
+    sums = sum_seconds(size, Place(H200, 4), rows=1, outs=1)
+    reading = size.few.bytes / H200.pace.bandwidth
+    assert few[0] - few[1] == pytest.approx(4 * (0.75 * reading - sums), abs=4e-5)
+    assert many[1] < many[0]
+    assert (record(alone)["drafter_tensor_parallel"], record(split)["drafter_tensor_parallel"]) == (1, 4)
+    assert "llama-3.2-1b in fp8, split over 4 ranks" in text(split)
+
+
+def test_heads_of_a_drafter_that_do_not_divide(tmp_path: Path) -> None:
+    path, small = tmp_path / "odd.json", {"hidden_size": 768, "intermediate_size": 1024, "num_hidden_layers": 2}
+    path.write_text(json.dumps(HUGE | small | {"num_attention_heads": 6, "num_key_value_heads": 2}))
+    with pytest.raises(InvalidRequest, match=r"--drafter-tensor-parallel 4: .* has 6 .* over 1, 2 or 6 ranks only"):
+        plan(**FOUR, **SPLIT, drafter=str(path))
+
+
 def test_ranks_take_time_to_add() -> None:
     size = plan("qwen3-32b").machine.target
     alone, four, by_card = Place(H200), Place(H200, 4), Place(GPUS["h100-pcie"], 4)
@@ -84,23 +124,13 @@ def test_a_model_that_does_not_fit_says_how_many_gpus_would_do() -> None:
 
 
 def test_a_model_that_fits_nowhere_says_so(tmp_path: Path) -> None:
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "hidden_size": 16384,
-        "intermediate_size": 53248,
-        "num_hidden_layers": 126,
-        "num_attention_heads": 128,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-    }
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(config))
+    path.write_text(json.dumps(HUGE))
     with pytest.raises(OutOfMemory, match="no number up to 8 would do: take a smaller --format"):
         plan(str(path), gpu="h100", count=8)
     assert plan(str(path), gpu="b200", count=8).machine.place.ranks == 8
+    with pytest.raises(OutOfMemory, match=r"; 8 would do: .* --tensor-parallel 8 --drafter-tensor-parallel 8$"):
+        plan(str(path), gpu="b200", **FOUR, **SPLIT, drafter="llama-3.2-1b")
 
 
 @pytest.mark.parametrize(
@@ -111,6 +141,11 @@ def test_a_model_that_fits_nowhere_says_so(tmp_path: Path) -> None:
         ({"acceptance": 0.5}, InvalidRequest, "name one with --drafter"),
         ({"tensor_parallel": 2}, InvalidRequest, "there are 1: write --gpus h200:2"),
         ({"tensor_parallel": 3, "count": 8}, InvalidRequest, "32 attention heads and 8 .* 1, 2, 4 or 8 ranks only"),
+        ({"drafter_tensor_parallel": 2}, InvalidRequest, "--drafter-tensor-parallel 2: .* give --tensor-parallel, too"),
+        (FOUR | {"drafter_tensor_parallel": 2}, InvalidRequest, "on all of the model's; take 1 or 4"),
+        (FOUR | {"drafter_tensor_parallel": 4}, InvalidRequest, "name one with --drafter"),
+        (FOUR | SPLIT | {"drafter": "eagle-shape"}, InvalidRequest, "the drafter eagle runs whole on one rank"),
+        (FOUR | SPLIT | {"drafter": "ngram"}, InvalidRequest, "the drafter ngram runs whole on one rank"),
         ({"context": 200_000}, InvalidRequest, "more than the 131072 tokens"),
         ({"batches": (1, 1000)}, InvalidRequest, "--batch 1000 is more than the 256"),
         ({"kv_format": "int8"}, UnknownOption, "unknown kv_format"),

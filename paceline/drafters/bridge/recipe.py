@@ -64,7 +64,7 @@ def bridged_recipe(
         if max_context < context.max_context:
             logger.warning(SHORT, ready.name, max_context, context.max_context)
         return BridgedDrafter(
-            ready.forward(num_pages=num_pages, threads=context.threads, max_context=max_context),
+            ready.forward(num_pages=num_pages, threads=context.threads, max_context=max_context, ranks=context.ranks),
             bridge,
             sequences=len(context.lanes.lengths),
             max_context=max_context,

@@ -32,6 +32,7 @@ from paceline.runner.forwards.torch import TorchForward
 from paceline.runner.loading.memory import pass_bytes
 from paceline.runner.loading.models import ReadyModel
 from paceline.runner.loading.shortlist import beginnings
+from paceline.runner.parallel.forward import SplitForward
 
 logger = logging.getLogger(__name__)
 NAME = "layers"
@@ -52,8 +53,6 @@ class UnfitLayers(Drafter):
 
 
 def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
-    if target.split is not None:
-        raise InvalidRequest(f"drafter {NAME}: the layers of a model over several ranks do not run by themselves yet")
     words, _, rest = options.partition(",")
     given = parse_options(NAME, rest, {"max_draft": int})
     if words == AUTO:
@@ -80,7 +79,7 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
 
 def drafter_of(context: BuildContext, layers: int, *, max_draft: int = 4) -> Drafter:
     """Make the drafter of the target's first layers."""
-    assert isinstance(context.target, (CompiledForward, TorchForward)), "a CPU has these two"
+    assert isinstance(context.target, (CompiledForward, TorchForward, SplitForward)), "a CPU has these"
     return drafter_on(context.target.leading(layers), context, max_draft=max_draft)
 
 
@@ -113,11 +112,10 @@ def _count(words: str, target: ReadyModel) -> int:
 def _measured(target: ReadyModel, given: dict[str, Any]) -> Recipe:
     """Make the recipe of `layers:auto`. It is measured once the target is built, and before any request."""
     tokenizer = target.tokenizer
-    if not target.compiled or tokenizer is None:
-        why = "has no tokenizer" if target.compiled else f"runs {'in torch' if target.decoder is None else 'on a GPU'}"
+    if not target.compiled or target.split is not None or tokenizer is None:
         raise InvalidRequest(
-            f"layers:auto measures compiled passes over text, and {target.name} {why}: take a number of layers, such "
-            "as layers:1"
+            f"layers:auto measures compiled passes over text, and {target.name} {_lacking(target)}: take a number of "
+            "layers, such as layers:1"
         )
 
     def build(context: BuildContext) -> Drafter:
@@ -138,6 +136,15 @@ def _measured(target: ReadyModel, given: dict[str, Any]) -> Recipe:
         pass_bytes=target.pass_bytes,
         weight_bytes=0,
     )
+
+
+def _lacking(target: ReadyModel) -> str:
+    """Say why layers of a target cannot be measured."""
+    if target.decoder is not None:
+        return "runs on a GPU"
+    if not target.compiled:
+        return "runs in torch"
+    return "is split over ranks" if target.split is not None else "has no tokenizer"
 
 
 def _identity(target: ReadyModel) -> tuple[object, ...]:

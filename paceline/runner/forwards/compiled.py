@@ -102,8 +102,15 @@ class CompiledForward:
 
     def with_kv(self, config: ModelConfig, pack: Pack) -> CompiledForward:
         """Return a Forward of other weights, or of fewer layers, on this one's KV memory and threads."""
-        pages, context = self.kv.num_pages, self.positions
-        return CompiledForward(config, pack, num_pages=pages, threads=self.threads, max_context=context, beside=self)
+        return CompiledForward(
+            config,
+            pack,
+            num_pages=self.kv.num_pages,
+            threads=self.threads,
+            max_context=self.positions,
+            beside=self,
+            share=self._share,
+        )
 
     def leading(self, layers: int) -> CompiledForward:
         """Return the first layers with the last norm and the output layer, on the same weights and KV memory."""

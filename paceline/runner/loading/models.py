@@ -47,6 +47,7 @@ from paceline.runner.loading.shortlist import fill_shortlist
 from paceline.runner.loading.stages import stage
 from paceline.runner.parallel.forward import split_forward
 from paceline.runner.parallel.rank_memory import bytes_of_ranks
+from paceline.runner.parallel.ranks import Ranks
 from paceline.runner.parallel.split import Split
 from paceline.text.tokenizer import Tokenizer
 
@@ -83,6 +84,7 @@ class ReadyModel:
     stored: StoredWeights | None = None  # None: `model.weights` have data
     split: Split | None = None  # over several ranks; None: this process has all of it
     rank_timeout: float = 8.0  # seconds that a rank may keep the others waiting
+    splits_drafters: bool = False  # models that draft for it are split over the same ranks
     shortlist: bool = False  # compiled from files: drafts compute a shortlist of outputs (docs/adr/0013)
     pass_bytes: int = field(init=False)  # bytes of weights that a pass reads; counted before a Forward takes them
 
@@ -129,10 +131,19 @@ class ReadyModel:
                 self.decoder.profile(rows, outs)
 
     def forward(
-        self, *, num_pages: int, threads: int | None, max_context: int, taps: Sequence[int] = (), beside: int = 0
+        self,
+        *,
+        num_pages: int,
+        threads: int | None,
+        max_context: int,
+        taps: Sequence[int] = (),
+        beside: int = 0,
+        ranks: Ranks | None = None,
     ) -> Forward:
-        """Build the Forward. It takes ownership of the weights, and may empty the mapping. `beside`: bytes of drafters
-        in this process, for which rank 0 of a split model needs room."""
+        """Build the Forward. It takes ownership of the weights, and may empty the mapping.
+
+        `beside`: bytes of drafters, for which the ranks of a split target need room. `ranks`: those of the target, over
+        which a drafter is split."""
         config = self.model.config
         if self.decoder is not None:
             from paceline.runner.forwards.cuda import CudaForward, new_kv
@@ -142,7 +153,7 @@ class ReadyModel:
             return CudaForward(self.decoder, kv, taps=taps)
         if self.split is not None:
             return self._split_forward(
-                num_pages=num_pages, threads=threads, max_context=max_context, taps=taps, beside=beside
+                num_pages=num_pages, threads=threads, max_context=max_context, taps=taps, beside=beside, ranks=ranks
             )
         try:
             if self.compiled:
@@ -167,9 +178,16 @@ class ReadyModel:
             ) from error
 
     def _split_forward(
-        self, *, num_pages: int, threads: int | None, max_context: int, taps: Sequence[int], beside: int
+        self,
+        *,
+        num_pages: int,
+        threads: int | None,
+        max_context: int,
+        taps: Sequence[int],
+        beside: int,
+        ranks: Ranks | None,
     ) -> Forward:
-        """Start the ranks, and have each read its shards."""
+        """Have each rank read its shards, and start the ranks before if there are none."""
         assert self.split is not None, f"{self.name} is not split"
         assert self.stored is not None, "ranks read weights from files"
         needs = bytes_of_ranks(
@@ -187,6 +205,7 @@ class ReadyModel:
             taps=taps,
             max_context=max_context,
             progress=self.stored.progress,
+            ranks=ranks,
         )
 
     def known_threads(self, threads: int | None) -> ThreadChoice:

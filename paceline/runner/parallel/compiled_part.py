@@ -7,6 +7,7 @@ Weights have the bits that they have in the whole model, since rows are quantise
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,6 +82,11 @@ class CompiledPart:
 
     def pick(self, logits: Tensor, inverse_temperatures: Tensor, keys: Tensor) -> Tensor:
         return self._forward.pick(logits, inverse_temperatures, keys)
+
+    def leading(self, layers: int) -> CompiledPart:
+        part = copy(self)
+        part.config, part._forward = self.config.leading(layers), self._forward.leading(layers)
+        return part
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         self._forward.kv.move(source, target)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import TypeVar
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from paceline.kernels.base import Batch, KVMemory, Output
 from paceline.models.weights import Format, Progress
 from paceline.runner.parallel.exchange import Exchange
-from paceline.runner.parallel.messages import Load
+from paceline.runner.parallel.messages import Lead, Load
 from paceline.runner.parallel.part import Part, load_part, use_threads
 from paceline.runner.parallel.rank_memory import check_memory
 from paceline.runner.parallel.ranks import Ranks
@@ -54,11 +55,12 @@ class SplitForward:
         format: Format,
         dtype: torch.dtype,
         num_pages: int,
+        threads: int | None = None,
         taps: Sequence[int] = (),
         max_context: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Have all ranks read their shards of the model at `path`."""
+        """Have all ranks read their shards of the model at `path`. `threads`: of each rank; None: as ranks began."""
         order = Load(
             key=-1,
             path=path,
@@ -67,7 +69,7 @@ class SplitForward:
             num_pages=num_pages,
             dtype=dtype,
             taps=tuple(taps),
-            threads=ranks.threads,
+            threads=threads or ranks.threads,
             max_context=max_context,
         )
 
@@ -87,9 +89,20 @@ class SplitForward:
         self.vocab_size = self._part.config.vocab_size
         self.taps = taps
         self.bitwise = split.compiled
-        self._torch_threads = 1 if split.compiled else ranks.threads
+        self._torch_threads = order.torch_threads
         self.kv: KVMemory = SplitKV(self, num_pages=num_pages)
         self.close = weakref.finalize(self, ranks.free, self._key)
+
+    def leading(self, layers: int) -> SplitForward:
+        """Return the first layers with the last norm and the output layer, on the same weights and KV memory."""
+        whole, own = self._key, self._part
+        part = copy(self)
+        part.taps = ()
+        part._key, part._part = self.ranks.load(
+            lambda key: Lead(key, whole, layers), lambda order, exchange, look: own.leading(order.layers)
+        )
+        part.close = weakref.finalize(part, self.ranks.free, part._key)
+        return part
 
     def __call__(self, batch: Batch) -> Output:
         output: Output = self.everywhere("compute", batch)
@@ -127,12 +140,17 @@ def split_forward(
     taps: Sequence[int] = (),
     max_context: int | None = None,
     progress: Progress | None = None,
+    ranks: Ranks | None = None,
 ) -> SplitForward:
-    """Start the ranks and load a model on them. `needs`: bytes that each rank will hold."""
-    use_threads(1 if split.compiled else threads)
-    ranks = Ranks(split.degree, threads=threads, timeout=timeout)
+    """Load a model on ranks, which are started unless another model has `ranks` already. `needs`: bytes that each rank
+    will hold, which ranks that are started must have."""
+    new = ranks is None
+    if ranks is None:
+        use_threads(1 if split.compiled else threads)
+        ranks = Ranks(split.degree, threads=threads, timeout=timeout)
     try:
-        check_memory(ranks.memory, needs)
+        if new:
+            check_memory(ranks.memory, needs)
         return SplitForward(
             ranks,
             path,
@@ -140,6 +158,7 @@ def split_forward(
             format=format,
             dtype=dtype,
             num_pages=num_pages,
+            threads=threads,
             taps=taps,
             max_context=max_context,
             progress=progress,

@@ -3,7 +3,8 @@
     worker                              rank 0
     Hello ─────────────────────────────▶         what runs here
           ◀──────────────────────────── Join     be this rank of this group
-          ◀──────────────────────────── Load     read your shards of a model
+          ◀──────────────────────────── Load     read your shards of a model, or
+          ◀──────────────────────────── Lead     make a model of the first layers of one
     Busy ──────────────────────────────▶         while it reads: it gets on
     Loaded or Failed ──────────────────▶
           ◀──────────────────────────── Call     one for each pass; nothing is answered
@@ -74,8 +75,23 @@ class Load:
     num_pages: int
     dtype: torch.dtype
     taps: tuple[int, ...]
-    threads: int = 1  # of a compiled program
+    threads: int = 1  # of each rank
     max_context: int | None = None  # positions that a compiled program has room for; None: those of the model
+
+    @property
+    def torch_threads(self) -> int:
+        """Threads of torch in a pass. Beside a compiled program it does little, and its idle threads would spin on the
+        kernels' cores."""
+        return 1 if self.split.compiled else self.threads
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """The first layers of a loaded model as another one, on the same weights and KV memory."""
+
+    key: int  # names them in later messages
+    whole: int  # key of the loaded model
+    layers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +101,7 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A worker has read its shards."""
+    """A worker has the model of a Load or Lead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +138,7 @@ class Pong:
     """A worker has no more to do, and is there."""
 
 
-Message = Hello | Join | Load | Busy | Loaded | Failed | Call | Free | Ping | Pong
+Message = Hello | Join | Load | Lead | Busy | Loaded | Failed | Call | Free | Ping | Pong
 
 
 @cache

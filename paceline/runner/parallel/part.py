@@ -38,6 +38,9 @@ class Part(Protocol):
     def pick(self, logits: Tensor, inverse_temperatures: Tensor, keys: Tensor) -> Tensor:
         """Draw tokens as Forward does: on rank 0 alone."""
 
+    def leading(self, layers: int) -> Part:
+        """Return the first layers with the last norm and the output layer, on the same weights and KV memory."""
+
     def move(self, source: Sequence[int], target: Sequence[int]) -> None: ...
 
     def read(self, slots: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -47,9 +50,9 @@ class Part(Protocol):
 def load_part(load: Load, exchange: Exchange, *, progress: Progress | None = None) -> Part:
     """Read the part of a rank."""
     try:
+        use_threads(load.torch_threads)
         if not load.split.compiled:
             return _read_shards(load, exchange, progress)
-        use_threads(1)  # torch does little between passes, and its idle threads would spin on the kernels' cores
         keep_to_own_cores(exchange.rank, load.threads)
         return read_compiled(load, exchange, progress)
     except (MemoryError, RuntimeError) as error:

@@ -40,6 +40,7 @@ from paceline.runner.parallel.messages import (
     Free,
     Hello,
     Join,
+    Lead,
     Load,
     Loaded,
     Message,
@@ -58,6 +59,7 @@ LAST_WORDS_SECONDS = 1.0  # time in which the cause of a loss becomes known; if 
 LEAVE_SECONDS = 2.0  # time for workers to end by themselves
 TELLING = ("OutOfMemory", "ModelFileError", "ModelNotFound", "UnsupportedModel")  # errors that keep their class
 T = TypeVar("T")
+Order = TypeVar("Order", Load, Lead)
 
 
 class Worker:
@@ -163,9 +165,9 @@ class Ranks:
             os.close(memory)  # mapped by now
 
     def load(
-        self, load: Callable[[int], Load], mine: Callable[[Load, Exchange, Callable[[], None]], T]
+        self, load: Callable[[int], Order], mine: Callable[[Order, Exchange, Callable[[], None]], T]
     ) -> tuple[int, T]:
-        """Have every rank read a model at the same time: the workers theirs, and rank 0 its own part by `mine`, which
+        """Have every rank make a model at the same time: the workers theirs, and rank 0 its own part by `mine`, which
         calls its last argument now and then: that raises if a worker is lost."""
 
         def everywhere() -> tuple[int, T]:

@@ -7,6 +7,7 @@ ranks call the same methods in the same order. What only rank 0 needs, as logits
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import partial
 
 import torch
@@ -77,6 +78,12 @@ class ShardedDecoder:
     def project(self, states: Tensor) -> Tensor | None:
         """Compute float32 logits [n, vocab] from states [n, hidden] after the last norm; rank 0 gets them."""
         return self._project(states.to(self._dtype))
+
+    def leading(self, layers: int) -> ShardedDecoder:
+        part = copy(self)
+        part.config, part._taps = self.config.leading(layers), ()
+        part._shards = [shard.leading(layers) for shard in self._shards]
+        return part
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         for backend in self._backends:

@@ -65,8 +65,16 @@ class Split:
         return f"{ranks} in {self.shards} shards, with the same bits at every degree" if self.same_bits else ranks
 
 
-def plan_split(name: str, config: ModelConfig, *, degree: int, same_bits: bool, compiled: bool = False) -> Split:
-    """Split a model, or raise InvalidRequest with the degrees that are possible."""
+def plan_split(
+    name: str,
+    config: ModelConfig,
+    *,
+    degree: int,
+    same_bits: bool,
+    compiled: bool = False,
+    option: str = "tensor_parallel",
+) -> Split:
+    """Split a model, or raise InvalidRequest with the degrees that are possible. `option`: that asks for the degree."""
     group = GROUP if compiled else 1
     shards = max(leaves for leaves in _powers(LEAVES) if _divides(config, leaves, group)) if same_bits else degree
     most = max(config.num_heads, 1)
@@ -77,7 +85,7 @@ def plan_split(name: str, config: ModelConfig, *, degree: int, same_bits: bool, 
         bits = " with the same bits across degrees" if same_bits else ""
         groups = f" of {config.head_dim}, weights in groups of {group} inputs" if compiled else ""
         raise InvalidRequest(
-            f"tensor_parallel {degree}: {name} has {config.num_heads} attention heads and {config.num_kv_heads} "
+            f"{option} {degree}: {name} has {config.num_heads} attention heads and {config.num_kv_heads} "
             f"key/value heads{groups}, and can be split{bits} over {_listed(degrees)} only"
         )
     return Split(degree=degree, shards=shards, same_bits=same_bits, compiled=compiled)

@@ -30,6 +30,7 @@ from paceline.runner.parallel.messages import (
     Free,
     Hello,
     Join,
+    Lead,
     Load,
     Loaded,
     Ping,
@@ -74,19 +75,26 @@ def serve(pipe: Pipe) -> None:
         memory=joining.memory,
         pipes=[pipe.fileno()],
     )
-    models: dict[int, Part] = {}
+    models: dict[int, tuple[Load, Part]] = {}
     while True:
         _obey(pipe, exchange, models)
 
 
-def _obey(pipe: Pipe, exchange: Exchange, models: dict[int, Part]) -> None:
+def _obey(pipe: Pipe, exchange: Exchange, models: dict[int, tuple[Load, Part]]) -> None:
     match pipe.receive():
         case Load() as load:
             with _saying_busy(pipe):
-                models[load.key] = load_part(load, exchange)
+                models[load.key] = load, load_part(load, exchange)
+            pipe.send(Loaded())
+        case Lead(key, whole_key, layers):
+            load, part = models[whole_key]
+            with _saying_busy(pipe):
+                models[key] = load, part.leading(layers)
             pipe.send(Loaded())
         case Call(key, method, arguments):
-            getattr(models[key], method)(*map(whole, arguments))
+            load, part = models[key]
+            use_threads(load.torch_threads)  # models may differ
+            getattr(part, method)(*map(whole, arguments))
         case Free(key):
             models.pop(key, None)
         case Ping():

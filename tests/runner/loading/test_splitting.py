@@ -11,7 +11,10 @@ import pytest
 import torch
 
 from paceline.config import EngineConfig
+from paceline.drafters.model import ModelDrafter
+from paceline.drafters.registry import recipe
 from paceline.engine.assemble import read_target
+from paceline.engine.hot import HotDrafters
 from paceline.errors import InvalidRequest, OutOfMemory
 from paceline.kernels.cpu.topology import Core, Machine
 from paceline.llm import LLM
@@ -21,7 +24,8 @@ from paceline.runner.loading.models import ReadyModel, read_model
 from paceline.runner.loading.splitting import split_model
 from paceline.runner.parallel import ranks
 from paceline.runner.parallel.forward import SplitForward
-from paceline.types import SamplingParams
+from paceline.runner.parallel.split import Split
+from paceline.types import SamplingParams, Speculation
 from tests.cli.tiny_model import write_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
@@ -94,7 +98,7 @@ def test_what_cannot_be_split(path: Path, degree: int, options: dict[str, Any], 
 
 
 def test_formats_and_places_that_are_not_split(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidRequest, match="tensor_parallel 2: int8 weights do not run compiled here"):
+    with pytest.raises(InvalidRequest, match=r"tensor_parallel 2: int8 weights of .* do not run compiled here"):
         split(replace(read_model(str(path), format="int8"), compiled=False))
     with pytest.raises(InvalidRequest, match=r"with one scale for all inputs, .*; take format int4"):
         split(read_model(str(path), format="int8"), 1, same_bits=True)
@@ -114,6 +118,89 @@ def test_formats_and_places_that_are_not_split(path: Path, monkeypatch: pytest.M
         split(replace(read_model(str(path), format="fp32"), decoder=decoder))
     with pytest.raises(InvalidRequest, match="tensor_parallel 2: models are split on device cpu only, not on cuda"):
         read_target("nowhere", device="cuda", config=EngineConfig.of(tensor_parallel=2))
+
+
+def beside(path: Path, **changes: Any) -> ReadyModel:
+    """A target over two ranks that splits its drafters."""
+    ready = split(read_model(str(path), format=changes.pop("format", "fp32")), **changes)
+    return replace(ready, splits_drafters=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("model:{path},format=fp32", "torch, split over 2 ranks"),
+        ("model:{path},format=int4", "kernels, split over 2 ranks"),
+        ("self:int4", "the target in int4, with KV memory of its own"),
+    ],
+)
+def test_a_drafter_over_the_ranks_of_its_target(path: Path, words: str, why: str) -> None:
+    made = recipe(words.format(path=path), beside(path))
+    assert made.how.endswith(why)
+    assert made.model is not None
+    assert (made.model.split, made.model.rank_timeout, made.model.shortlist) == (
+        Split(degree=2, shards=2, compiled=made.model.compiled),
+        3.0,
+        False,
+    )
+    alone = recipe(words.format(path=path), split(read_model(str(path), format="fp32")))
+    assert alone.model is not None
+    assert alone.model.split is None
+
+
+def test_a_drafter_with_the_same_bits(path: Path) -> None:
+    """Its format is one that can be cut within a rank."""
+    made = recipe(f"model:{path}", beside(path, format="int4", same_bits=True))
+    assert made.model is not None
+    assert made.model.stored is not None
+    assert (made.model.stored.format, made.model.split) == ("int4-all", Split(2, 2, same_bits=True, compiled=True))
+    with pytest.raises(InvalidRequest, match=r"weights of .* with one scale for all inputs"):
+        recipe(f"model:{path},format=int8", beside(path, degree=1, same_bits=True))
+
+
+def test_layers_are_not_measured_over_ranks() -> None:
+    with pytest.raises(InvalidRequest, match="over text, and smollm2 is split over ranks: take a number of layers"):
+        recipe("layers:auto", split(read_model("smollm2"), 3))
+
+
+def test_drafters_that_cannot_be_split(path: Path) -> None:
+    with pytest.raises(
+        InvalidRequest, match="drafter_tensor_parallel 2: smollm2 has 9 attention heads and 3 key/value heads"
+    ):
+        recipe("model:smollm2", beside(path))
+    with pytest.raises(InvalidRequest, match="drafter_tensor_parallel 2: ranks read weights from files, and small has"):
+        recipe("model:shape:small", beside(path))
+    options: dict[str, Any] = {"tensor_parallel": 2, "drafter_tensor_parallel": 2}
+    for words in ("eagle:nowhere", "block:nowhere", "medusa:nowhere", "mtp"):
+        with pytest.raises(InvalidRequest, match=f"2: the drafter {words.partition(':')[0]} runs whole on rank 0"):
+            LLM("nowhere", drafter=[f"model:{path}", words], **options)
+    with pytest.raises(InvalidRequest, match="drafter_tensor_parallel 2: there is no draft model to split"):
+        LLM("nowhere", drafter=["ngram"], **options)
+
+
+def test_an_llm_with_a_split_drafter(path: Path) -> None:
+    """By all that `drafter_tensor_parallel` goes through: the ranks of the target have the drafter, too."""
+    options: dict[str, Any] = {"tensor_parallel": 2, "drafter_tensor_parallel": 2, "measure_cost": False}
+    made = LLM(str(path), format="int4", drafter=[f"model:{path},format=int4"], **options)
+    target = made.parts.context.target
+    assert isinstance(target, SplitForward)
+    assert "model" in made.parts.drafters
+    drafter = made.engine.drafters["model"]._drafter
+    assert isinstance(drafter, ModelDrafter)
+    assert isinstance(drafter.forward, SplitForward)
+    assert drafter.forward.ranks is target.ranks
+    plain = LLM(str(path), format="int4", drafter=[])
+    assert made.generate("abcabc", GREEDY)[0].tokens == plain.generate("abcabc", GREEDY)[0].tokens
+    assert made.engine.stats.accepted > 0
+    with pytest.raises(InvalidRequest, match="the drafter model is split over 2 ranks, which cannot read it while"):
+        HotDrafters(made.parts).load(f"model:{path}", name="other")
+    hot, drafted = HotDrafters(made.parts), made.engine.stats.drafted
+    hot.join(hot.load("layers:1"))
+    again = made.generate("abcabc", GREEDY, speculation=Speculation(drafter="layers"))[0]
+    assert again.tokens == plain.generate("abcabc", GREEDY)[0].tokens
+    assert made.engine.stats.drafted > drafted
+    with pytest.raises(InvalidRequest, match="the drafter medusa runs whole on rank 0"):
+        HotDrafters(made.parts).load("medusa:nowhere", name="other")
 
 
 def test_a_rank_without_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

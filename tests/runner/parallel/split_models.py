@@ -18,6 +18,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from paceline.drafters.base import Drafter
+from paceline.drafters.recipe import BuildContext
 from paceline.kernels.quant import Weight
 from paceline.models.config import ModelConfig
 from paceline.models.load import open_model
@@ -27,6 +29,7 @@ from paceline.runner.parallel.forward import SplitForward
 from paceline.runner.parallel.ranks import Ranks
 from paceline.runner.parallel.sharded_decoder import ShardedDecoder
 from paceline.runner.parallel.split import Split, piece_of, plan_split
+from tests.rig import Made, drafter_on
 from tests.tiny_models import TARGET
 
 T = TypeVar("T")
@@ -103,6 +106,18 @@ def split_over(
     split = plan_split("tiny", config, degree=ranks.size, same_bits=same_bits, compiled=compiled)
     dtype = torch.bfloat16 if format == "bf16" else torch.float32
     return SplitForward(ranks, str(path), split=split, format=format, dtype=dtype, num_pages=num_pages, taps=taps)
+
+
+def split_drafter(path: Path, *, same_bits: bool = False, format: str = "fp32", mask: int | None = None) -> Made:
+    """A model that drafts on the ranks of the target."""
+
+    def make(context: BuildContext, backend: str) -> Drafter:
+        ranks, pages = context.ranks, context.pool.num_pages
+        assert ranks is not None, "the target is split"
+        forward = split_over(ranks, path, same_bits=same_bits, num_pages=pages, format=format)
+        return drafter_on(forward, context, mask=mask)
+
+    return make
 
 
 class Sent:

@@ -22,6 +22,7 @@ from paceline.runner.parallel.messages import (
     Free,
     Hello,
     Join,
+    Lead,
     Load,
     Loaded,
     Message,
@@ -56,7 +57,7 @@ def talking(*messages: Message) -> Iterator[tuple[int, list[Message]]]:
 
     def close() -> None:
         try:
-            while len(said) < 1 + sum(isinstance(message, Load | Ping) for message in messages):
+            while len(said) < 1 + sum(isinstance(message, Load | Lead | Ping) for message in messages):
                 said.append(pipe.receive())
         finally:
             pipe.close()
@@ -86,6 +87,35 @@ def test_it_does_what_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert said[0].memory > 1 << 20
     [output] = outputs
     assert output.logits.shape == (3, 97)
+
+
+def test_it_makes_models_of_first_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have the keys and values of the whole model, which may go first."""
+    outputs = []
+    compute = ShardedDecoder.compute
+    monkeypatch.setattr(ShardedDecoder, "compute", lambda self, batch: outputs.append(compute(self, batch)))
+    [prompt, token] = chunks_of([1, 2, 3, 4], (3, 1))
+    path = write_tiny(tmp_path, TARGET.config, TARGET.weights)
+    calls = Call(3, "compute", (flat(prompt),)), Free(3), Call(4, "compute", (flat(token),))
+    with talking(JOIN, load(path), Lead(4, 3, 1), *calls) as (status, said):
+        assert status == 0
+        assert said[1:] == [Loaded(), Loaded()]
+    whole = TARGET.forward("eager", num_pages=8)
+    part = whole.leading(1)
+    whole(prompt)
+    assert torch.allclose(outputs[1].logits, part(token).logits, atol=1e-4)
+
+
+def test_each_model_has_its_own_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's number of threads decides on bits."""
+    threads, before = [], torch.get_num_threads()
+    monkeypatch.setattr(ShardedDecoder, "compute", lambda self, batch: threads.append(torch.get_num_threads()))
+    [batch] = chunks_of([1, 2, 3], (3,))
+    path = write_tiny(tmp_path, TARGET.config, TARGET.weights)
+    calls = [Call(key, "compute", (flat(batch),)) for key in (3, 4, 3)]
+    with talking(JOIN, load(path, threads=2), load(path, key=4, threads=1), *calls) as (status, _):
+        torch.set_num_threads(before)
+        assert (status, threads) == (0, [2, 1, 2])
 
 
 def test_it_says_why_it_fails(tmp_path: Path) -> None:
