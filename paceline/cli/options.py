@@ -146,9 +146,10 @@ def drafters_of(args: Namespace, *, progress: Callable[[int, int], None] | None 
 
 def measured_drafters(args: Namespace, llm: LLM) -> list[str]:
     """List the drafters that --drafter names, without those that complete them; all that are loaded without it."""
-    names = [words.partition(":")[0] for words in args.drafter or ()]
-    loaded = [*llm.parts.drafters]
-    return [name if name in loaded else "model" for name in names] if loaded and names else loaded
+    from paceline.drafters.recipe import name_by
+
+    loaded = llm.parts.drafters
+    return [name_by(words, loaded) for words in args.drafter] if loaded and args.drafter else [*loaded]
 
 
 def load(

@@ -6,6 +6,7 @@ A description is paragraphs of text. A paragraph whose lines are all commands ha
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any, NoReturn
 
 from paceline.errors import InvalidRequest
@@ -24,6 +25,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise InvalidRequest(f"{message}; see `{self.prog} --help`")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Write a message. A reader that has gone is an error, which argparse would hide from texts beyond 8 KiB."""
+        (file or sys.stderr).write(message)
 
     def format_help(self) -> str:
         self.usage = " ".join([self.prog, *self._needed(), "[options]"]).replace("%", "%%")

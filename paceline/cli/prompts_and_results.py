@@ -82,10 +82,18 @@ def add_pictures(group: Any) -> None:
 
 
 def check_places(args: Namespace) -> None:
-    """Raise for a result file that cannot be written, before any work. An existing file keeps its content."""
+    """Raise for a result file that cannot be written, before any work."""
     for path in (args.save, args.html):
         if path is not None:
-            write(path, "", mode="a")
+            check_place(path)
+
+
+def check_place(path: Path) -> None:
+    """Raise for a file that cannot be written. One that is there keeps its content; no other one is left behind."""
+    there = path.exists()
+    write(path, "", mode="a")
+    if not there:
+        path.unlink()
 
 
 def write_results(args: Namespace, found: dict[str, Any], *, title: str) -> None:

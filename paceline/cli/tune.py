@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli.bench_offline import encoded
 from paceline.cli.interrupts import interrupted_status
 from paceline.cli.options import add_model_options, count, counts, drafters_of, given, load
-from paceline.cli.prompts_and_results import add_prompts, check_places, data_of, write
+from paceline.cli.prompts_and_results import add_prompts, check_place, check_places, data_of, write
 from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest
 from paceline.progress import progress_bar
@@ -123,7 +123,7 @@ def _check(args: Namespace) -> None:
         raise InvalidRequest(f"--temperature must be from 0 to 100, not {args.temperature:g}")
     check_places(Namespace(save=args.save, html=args.html))
     if args.config is not None:
-        write(args.config, "", mode="a")
+        check_place(args.config)
 
 
 def study_of(args: Namespace) -> Study:

@@ -36,7 +36,7 @@ from paceline.drafters.chain_drafting import ChainDrafting, divide_rows
 from paceline.drafters.draft_in_progress import DraftInProgress
 from paceline.drafters.masked_drafting import MaskedDrafting
 from paceline.drafters.options import parse_options
-from paceline.drafters.recipe import BuildContext, Recipe
+from paceline.drafters.recipe import MODEL, BuildContext, Recipe
 from paceline.drafters.tree_drafting import Thresholds, TreeDrafting, is_simple
 from paceline.errors import InvalidRequest
 from paceline.kernels.base import Batch, Forward, Output
@@ -70,7 +70,7 @@ class _State:
 
 
 class ModelDrafter(Drafter):
-    name = "model"
+    name = MODEL
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class ModelDrafter(Drafter):
         pool: PagePool | None,
         vocab_size: int,
         chunk: int,
-        name: str = "model",
+        name: str = MODEL,
         max_draft: int = 8,
         branches: int = 2,
         min_confidence: float | None = None,
@@ -247,7 +247,7 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
     return recipe_of(ready, target, given)
 
 
-def recipe_of(ready: ReadyModel, target: ReadyModel, given: Mapping[str, Any], *, kind: str = "model") -> Recipe:
+def recipe_of(ready: ReadyModel, target: ReadyModel, given: Mapping[str, Any], *, kind: str = MODEL) -> Recipe:
     """Make the recipe of a model with KV memory of its own."""
     own, longest = ready.model.config.max_context, target.model.config.max_context
     short = f"; drafts within its {own} tokens of context, the target has {longest}" if own < longest else ""

@@ -56,6 +56,7 @@ class Recipe:
     name: str  # used by requests and statistics
     build: Callable[[BuildContext], Drafter | None]  # returns None where only a device can run it
     how: str = "runs on the host"  # how it drafts, in words
+    words: str = ""  # by which a user asked for it
     page_bytes: int = 0  # bytes of its own KV memory for one page
     pass_bytes: int = 0  # bytes of weights that one draft pass reads
     weight_bytes: int | None = None  # bytes of weights of its own in memory; None: see `own_bytes`
@@ -81,6 +82,18 @@ class Recipe:
 
 MakeRecipe = Callable[[str, ReadyModel, Progress | None], Recipe]
 """(options, the target, callback for loading progress) → a recipe. Options are the text after the name's colon."""
+
+
+MODEL = "model"  # name of a draft model, whatever its own is
+
+
+def name_by(words: str, recipes: Mapping[str, Recipe]) -> str:
+    """Return the name under which a drafter was loaded by a user's words. `recipes`: by name."""
+    for name, made in recipes.items():
+        if made.words == words:
+            return name
+    kind = words.partition(":")[0]  # words that were completed, such as those of a head that comes with the target
+    return kind if kind in recipes else MODEL
 
 
 OnGpu = Literal["device", "host", "refused"]

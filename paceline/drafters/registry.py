@@ -212,12 +212,12 @@ def recipe(words: str, target: ReadyModel, *, progress: Progress | None = None) 
                 f"drafter {name!r} is meant for a GPU (on_gpu='device'), but its recipe has no on_device that returns "
                 "a paceline.drafters.DeviceDrafter"
             )
-        return made
+        return replace(made, words=words)
     if name in plugins.names(plugins.DRAFTERS):
         problem = plugins.problem(plugins.DRAFTERS, name) or "it is neither a DrafterKind nor a function"
         raise InvalidRequest(f"the drafter {name!r} of another package cannot be loaded: {problem}")
     try:
-        return model.recipe(words, target, progress)
+        return replace(model.recipe(words, target, progress), words=words)
     except ModelNotFound as error:
         if "/" in words:
             raise  # a path or a hub id, of which the error says more

@@ -48,7 +48,9 @@ class Terms(NamedTuple):
     entry: float | None = None  # probability of being right at which a draft pays; None: the cost model does not limit
     price: float = 0.0  # the same of one more token; unused without `entry`
     guarded: Off | None = None  # why only copies are drafted; None: anything is
-    context: int | None = None  # tokens of a sequence and its draft that the drafter knows; None: all of the target's
+    context: int | None = (
+        None  # tokens of a sequence and its draft, at most; None: as long as a lane
+    )
 
 
 class Governor:
@@ -217,7 +219,7 @@ class Governor:
         # A round adds one token more than it accepts, so the last token of a sequence is never drafted. Steps in flight
         # count twice: the draft must still be needed if they add the fewest tokens, and must fit into the lane (context
         # and one draft) if they add the most.
-        lane = self._lane_length if terms is None or terms.context is None else min(self._lane_length, terms.context)
+        lane = self._lane_length if terms is None or terms.context is None else terms.context
         useful = min(sequence.max_length - state.least - 1, lane - state.most) - length
         if grammar is not None and grammar.forced and (forced := self._forced(sequence, useful)) > 0:
             return forced
@@ -251,7 +253,7 @@ class Governor:
             off, longest = None, min(longest, COPIED_TOKENS)
         if guard is not None and guard.out is not None:
             off = Off(OffKind.DRAFTER_OUT, guard.out)
-        context = None if guard is None else guard.max_context
+        context = None if guard is None or guard.max_context is None else min(self._lane_length, guard.max_context)
         terms = Terms(off, longest, self._ends_drafts(drafter), guarded=guarded if copies else None, context=context)
         if not by_cost or not self._weighs_cost or (guard is not None and guard.weighs_cost):
             return terms

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from paceline.drafters.guard import Guard
 from paceline.drafters.portfolio import PortfolioDrafter
 from paceline.drafters.prediction import PREDICTION
-from paceline.drafters.recipe import Recipe
-from paceline.drafters.registry import PORTFOLIO, check_corpus, check_device, check_split, recipe
+from paceline.drafters.recipe import MODEL, Recipe
+from paceline.drafters.registry import PORTFOLIO, check_corpus, check_device, check_split, find, recipe
 from paceline.engine.assemble import Parts, build_drafter
 from paceline.errors import InvalidRequest, OutOfMemory, UnknownOption
 from paceline.models.weights import Progress
@@ -57,7 +57,8 @@ class HotDrafters:
             check_corpus(context.corpus, [words, *parts.drafters])
         if parts.target.splits_drafters and context.ranks is not None:
             check_split([words, *parts.drafters], context.ranks.size)
-        self.check_free(name or words.partition(":")[0])
+        kind = words.partition(":")[0]
+        self.check_free(name or (MODEL if find(kind) is None else kind))
         made = recipe(words, parts.target, progress=progress)
         _check_whole(made)
         made = replace(made, name=name or made.name)

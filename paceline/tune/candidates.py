@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.drafters.recipe import Recipe
+from paceline.drafters.recipe import Recipe, name_by
 from paceline.drafters.registry import PORTFOLIO
 from paceline.kernels.base import PAGE_SIZE
 from paceline.llm import LLM
@@ -64,8 +64,7 @@ def kind_of(words: str) -> str:
 
 def name_in(llm: LLM, words: str) -> str:
     """Return the name by which a request asks for a drafter that was loaded by these words."""
-    kind = kind_of(words)
-    return kind if kind in llm.parts.drafters else "model"
+    return name_by(words, llm.parts.drafters)
 
 
 def is_lookup(llm: LLM, words: str) -> bool:

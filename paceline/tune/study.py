@@ -241,7 +241,8 @@ class Study:
         for batch in ladder(max(self.asking.batches)):
             part = self.known.get(_steps_part(self.groups[number], batch), {"tables": {}})
             for name, sizes in (part["tables"] | self._sampled(number, batch)).items():
-                tables.setdefault(name, {}).update({int(size): read(pairs) for size, pairs in sizes.items()})
+                mine = tables.setdefault(name, {})  # a size that was timed by itself counts, not the end of a batch
+                mine |= {int(size): read(pairs) for size, pairs in sizes.items() if int(size) not in mine}
                 reading.setdefault(name, {})[batch] = part.get("reading", {}).get(name, 0.0)
         return {name: StepCosts(table, reading[name]) for name, table in tables.items()}
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from paceline.cli.prompts_and_results import check_place
+from paceline.errors import StorageError
 from paceline.tune.study import Study
 from tests.cli.conftest import Cli
 from tests.cli.tiny_model import SPECIAL, write_model
@@ -147,7 +149,7 @@ def test_limits_of_latency(cli: Cli, tiny: str, asked: Path, tmp_path: Path) -> 
     assert (status, tuned(out)["choice"]) == (1, None)
     assert "Nothing keeps to tpot=0.0001ms: " in out
     assert "comes nearest" in out
-    assert config.read_text() == ""
+    assert not config.exists()
     status, out, _ = cli(*argv, "--slo", "tpot=60s", "--slo", "ttft=60s")
     assert status == 0
     assert "Within tpot=60000ms and ttft=60000ms, at most 2 at once." in out
@@ -193,3 +195,13 @@ def test_time_that_is_over_is_said(cli: Cli, tiny: str, asked: Path) -> None:
 def test_bad_requests(cli: Cli, tiny: str, words: tuple[str, ...], said: str) -> None:
     status, _, err = cli("tune", tiny, *TINY, *words)
     assert (status, said in err) == (2, True)
+
+
+def test_a_place_that_can_be_written_is_left_as_it_was(tmp_path: Path) -> None:
+    new, old = tmp_path / "new" / "server.yaml", tmp_path / "old.yaml"
+    old.write_text("draft: 2")
+    check_place(new)
+    check_place(old)
+    assert (new.exists(), old.read_text()) == (False, "draft: 2")
+    with pytest.raises(StorageError, match="cannot be written"):
+        check_place(tmp_path)

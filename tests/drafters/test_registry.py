@@ -12,6 +12,7 @@ import torch
 
 from paceline.drafters import model, ngram, registry
 from paceline.drafters.ngram import NgramDrafter
+from paceline.drafters.recipe import Recipe, name_by
 from paceline.errors import InvalidRequest, ModelNotFound, NoCompiler, OutOfMemory, UnknownOption
 from paceline.models.load import LoadedModel
 from paceline.runner.loading.models import ReadyModel
@@ -29,11 +30,12 @@ def a_target(tokenizer: Any, *, compiled: bool = True, decoder: Any = None) -> A
         kv_format="bf16",
         decoder=decoder,
         model=with_vocabulary(100),
+        splits_drafters=False,
     )
 
 
 def with_vocabulary(size: int) -> Any:
-    return SimpleNamespace(config=SimpleNamespace(vocab_size=size, mask_token=None))
+    return SimpleNamespace(config=SimpleNamespace(vocab_size=size, mask_token=None, max_context=64))
 
 
 TARGET: Any = a_target(tiny_tokenizer())
@@ -226,3 +228,12 @@ def test_on_a_cpu_a_lookup_and_a_portfolio_complete_what_a_user_names(monkeypatc
 
     monkeypatch.setattr(registry, "load_library", no_compiler)
     assert registry.completed(["eagle:a"], "cpu") == ["eagle:a", "ngram", "portfolio"]
+
+
+def test_a_drafter_is_known_by_the_words_that_loaded_it() -> None:
+    """`eagle:PATH` of a block drafter is loaded as `block`; words that were completed go by their kind."""
+    block = Recipe("block", build=lambda context: None, words="eagle:/heads/block")
+    recipes = {"block": block, "eagle": replace(block, name="eagle", words="eagle:smollm2")}
+    assert name_by("eagle:/heads/block", recipes) == "block"
+    assert name_by("eagle", recipes) == "eagle"
+    assert name_by("small.gguf", recipes) == "model"

@@ -254,3 +254,10 @@ def test_a_portfolio_has_the_members_that_are_named_and_they_stay_as_long_as_it_
     hot.unload("both")
     hot.unload("ngram")
     assert set(llm.engine.drafters) == {"suffix", "prediction"}
+
+
+def test_a_model_that_is_named_by_its_file_alone_is_called_model(models: tuple[LLM, Path]) -> None:
+    llm, other = models
+    loaded = HotDrafters(llm.parts).load(str(other))
+    assert loaded.name == "model"
+    loaded.guard.close()

@@ -27,6 +27,7 @@ from tests.kernels import test_cpu_pack
 from tests.kernels.recording import Recording
 from tests.kernels.test_cpu_trees import WIDTH, planted, random_tree, text_and_pages
 from tests.kernels.tiny_forward import CONFIGS, compiled, ints, rows_of
+from tests.runner.heads.test_compiled_block import NETWORKS, anchors, drafted, make, network
 from tests.runner.heads.test_prefetch import Pair, drafts_of, large, small
 from tests.runner.heads.test_torch import CONFIG, FEATURES, FIRST, HEADS, drawing
 from tests.runner.heads.test_torch import compiled as compiled_target
@@ -52,9 +53,16 @@ def record_small_models() -> Recording:
             for inverse_temperature in (0.0, 1.0):
                 verify_and_draft(head, inverse_temperature)
         guess()
+        draft_a_block()
         pack_every_type()
         make_noise(load_library())
     return recording
+
+
+def draft_a_block() -> None:
+    """Draft with convolutions, which no other network has."""
+    head = network(**NETWORKS["DFlash2"])
+    drafted(make(head), anchors(head))
 
 
 def record_smollm2() -> Recording:

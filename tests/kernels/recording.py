@@ -388,4 +388,6 @@ def _normed(operation: Operation, shape: Shape) -> int:
         return int(shape.features)
     if operation.kind in (OperationKind.LINEAR, OperationKind.REFINE):
         return int(operation.part[0].inputs)
+    if operation.kind == OperationKind.CONVOLVE:
+        return int(operation.taps * shape.hidden)  # kernels, not norms
     return int(shape.head_dim if operation.kind == OperationKind.ROTATE else shape.hidden)

@@ -33,7 +33,7 @@ def test_two_rules_at_one_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
         return Trace([Replay(stats=SequenceStats(drafted=4, accepted=accepted)) for _ in prompts], [])
 
     monkeypatch.setattr(pairs, "trace", trace)
-    llm: Any = SimpleNamespace(engine=None, parts=SimpleNamespace(drafters={"ngram": None}))
+    llm: Any = SimpleNamespace(engine=None, parts=SimpleNamespace(drafters={"ngram": SimpleNamespace(words="ngram")}))
     prompts = [BenchPrompt(str(i), "toy", max_tokens=128) for i in range(70)]
     asking = Asking(prompts, [(1, 2)] * 70, drafts=(2,), batches=(1, 8))
     found = acceptance(llm, "ngram", asking)

@@ -212,6 +212,14 @@ def test_predictions_beside_a_measurement_are_of_its_minutes(model: str) -> None
     assert made._known_costs(0)["ngram"].seconds(1, 1) != 3.0
 
 
+def test_the_end_of_a_batch_does_not_replace_what_was_timed_by_itself(model: str) -> None:
+    made = study(model, "ngram", asking=asking(8, drafts=(2,), batches=(1, 8)))
+    for batch, tables in ((1, {"1": [[1, 1.0]]}), (8, {"1": [[1, 9.0]], "3": [[3, 2.0]], "8": [[8, 4.0]]})):
+        made.known[f"steps of ngram, {batch} at once"] = {"tables": {"plain": tables}, "reading": {"plain": 0.0}}
+    costs = made._known_costs(0)["plain"]
+    assert [costs.seconds(count, count) for count in (1, 2, 3, 8)] == [1.0, 1.5, 2.0, 4.0]
+
+
 def test_steps_after_new_prompts_that_take_longer_are_reading() -> None:
     usual, new = [Step(2, 6, 1.0)] * 5, [Step(2, 6, 4.0), Step(2, 6, 2.0), *[Step(2, 6, 1.0)] * 2, Step(2, 6, 9.0)]
     run = Run(Arm(0, "eagle", 2), [new, usual, new], 4)
