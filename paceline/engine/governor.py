@@ -48,9 +48,7 @@ class Terms(NamedTuple):
     entry: float | None = None  # probability of being right at which a draft pays; None: the cost model does not limit
     price: float = 0.0  # the same of one more token; unused without `entry`
     guarded: Off | None = None  # why only copies are drafted; None: anything is
-    context: int | None = (
-        None  # tokens of a sequence and its draft, at most; None: as long as a lane
-    )
+    context: int | None = None  # tokens of a sequence and its draft, at most; None: as long as a lane
 
 
 class Governor:
