@@ -264,6 +264,7 @@ class Recording:
         last = max(Struct(f"={rows.count}i").unpack(places)) if places else rows.first + rows.count - 1
         size = last // TILE * stride + self._library.paceline_tile_bytes(format, inputs)
         own = self._structure(rows, {"data": rows.count * rows.row_bytes, "places": 4 * rows.count})[""]
+        self._lasting.pop(tiles, None)  # KV memory that was freed may have been there
         at = self._copy(tiles, size)
         result = original(pool, tiles, stride, format, inputs, rows_)
         self._call("paceline_pack_stored", (at, stride, format, inputs, own), result, [Check("tiles", at, tiles, size)])
