@@ -28,6 +28,7 @@ from paceline.bench.grid_file import append, resume
 from paceline.bench.machine import describe
 from paceline.bench.serve_text import number, ratio_text
 from paceline.drafters.registry import PORTFOLIO
+from paceline.models.resolve import served_name
 from peers.page import ROOT
 from peers.page_source import shown
 
@@ -115,7 +116,15 @@ def measure(run: Run, args: argparse.Namespace) -> list[Record]:
         raise KeyboardInterrupt
     if done.returncode:
         raise ValueError(f"status {done.returncode}")
-    return records(run, json.loads(done.stdout.splitlines()[-1]))
+    return records(run, json.loads(without_folders(done.stdout.splitlines()[-1], run)))
+
+
+def without_folders(text: str, run: Run) -> str:
+    """Replace the models' paths on this machine by their names: reasons not to draft have them, too."""
+    for words in (run.target, *run.drafters):
+        path = words.rpartition(":")[2]
+        text = text.replace(path, served_name(path)) if "/" in path else text
+    return text
 
 
 def records(run: Run, found: Record) -> list[Record]:

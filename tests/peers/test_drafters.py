@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from peers import drafters
-from peers.drafters import Run, main, missing, options, page, records, runs, shown, table, work
+from peers.drafters import Run, main, missing, options, page, records, runs, shown, table, without_folders, work
 
 CELL = {
     "ratio": 1.5,
@@ -135,3 +135,12 @@ def test_names_without_folders(tmp_path: Path) -> None:
     (tmp_path / "small.gguf").write_bytes(b"GGUF")
     assert shown(f"model:{tmp_path / 'small.gguf'}") == "model:small"
     assert shown("eagle:smollm2") == "eagle:smollm2"
+
+
+def test_reasons_without_folders(tmp_path: Path) -> None:
+    big, small = (tmp_path / name for name in ("big.gguf", "small.gguf"))
+    for path in (big, small):
+        path.write_bytes(b"GGUF")
+    run = Run(str(big), (f"model:{small}", "suffix"), "auto", "gsm8k")
+    said = f"suffix drafts nothing for {big}, and {small} little"
+    assert without_folders(said, run) == "suffix drafts nothing for big, and small little"
