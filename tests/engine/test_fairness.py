@@ -13,7 +13,8 @@ import pytest
 
 from paceline.engine.fair_queue import READ, WRITTEN, FairQueue, Tenant
 from paceline.types import OFF, Finish, Request, SamplingParams
-from tests.rig import RIGS, build
+from tests.rig import build
+from tests.rig_drafters import RIGS
 from tests.runs import SAMPLED, Run, mixed_requests, prompt, run, tokens_of
 
 

@@ -34,7 +34,8 @@ from tests.laws.test_split_models import (
     said,
     write_target_and_drafter,
 )
-from tests.rig import Made, Rig
+from tests.rig import Rig
+from tests.rig_drafters import Made
 from tests.runner.parallel.split_models import PATIENCE, split_over
 from tests.runs import Key, plain, run, tokens_of
 from tests.tiny_models import TARGET, random_weights

@@ -20,7 +20,8 @@ from paceline.runner.parallel.ranks import Ranks
 from paceline.types import Request, Rule
 from tests.laws import under_law
 from tests.laws.test_law_4_kv import assert_remembered, walk
-from tests.rig import RIGS, Made, Rig, build
+from tests.rig import Rig, build
+from tests.rig_drafters import RIGS, Made
 from tests.runner.parallel.split_models import PATIENCE, split_drafter, split_over, write_tiny
 from tests.runs import Key, Told, plain, run, tokens_of
 from tests.tiny_models import NOISY, TARGET

@@ -29,7 +29,8 @@ from paceline.runner.parallel.messages import Busy, Failed, Hello, Join, Load, L
 from paceline.runner.parallel.ranks import Loading, Ranks, Worker
 from paceline.runner.parallel.split import Split, plan_split
 from paceline.types import OFF, Finish, Request, SamplingParams
-from tests.rig import RIGS, Rig, build
+from tests.rig import Rig, build
+from tests.rig_drafters import RIGS
 from tests.runner.parallel.compiled_ranks import CompiledRanks, apart
 from tests.runner.parallel.split_models import PATIENCE, Threads, split_over, write_tiny
 from tests.runs import Run, prompt
