@@ -180,11 +180,13 @@ def message(server: Served) -> str:
     return lines[-1] if lines else ""
 
 
-def check_end(server: Served, said: str, seconds: float) -> None:
-    status, last = server.process.returncode, message(server)
-    expect(status == 1, f"status {status}: {last}")
-    expect(last.startswith("paceline: error: ") and said in last, f"{said!r} is not in {last!r}")
-    expect(seconds <= DEADLINE, f"the process ended after {seconds:.1f} s")
+async def check_end(server: Served, loss: Loss, way: signal.Signals, others: list[int], lost: float) -> None:
+    """Wait for the end of the process; note it, and check that it is in time and names the rank."""
+    loss.left, loss.said = await ended(server, others, lost), message(server)
+    status = server.process.returncode
+    expect(status == 1, f"status {status}: {loss.said}")
+    expect(loss.said.startswith("paceline: error: ") and SAID[way] in loss.said, f"{SAID[way]!r}: {loss.said!r}")
+    expect(loss.left <= DEADLINE, f"the process ended after {loss.left:.1f} s")
 
 
 async def under_load(server: Served, loss: Loss, way: signal.Signals, draw: random.Random) -> None:
@@ -205,9 +207,7 @@ async def under_load(server: Served, loss: Loss, way: signal.Signals, draw: rand
         loss.slowest = max(loss.slowest, end - max(began, lost))
         loss.ends[f"{status} {ends[0]}"] += 1
     expect(any(status in (200, 500) for _, _, status, _ in load.bad), "no request was running")
-    loss.left = await ended(server, others, lost)
-    loss.said = message(server)
-    check_end(server, SAID[way], loss.left)
+    await check_end(server, loss, way, others, lost)
     check_log(server, load.names, loss)
 
 
@@ -223,13 +223,7 @@ def check_log(server: Served, names: set[str], loss: Loss) -> None:
 async def idle(server: Served, loss: Loss, way: signal.Signals, draw: random.Random) -> None:
     """The process ends without a request that would find out."""
     await ready(server)
-    [other] = workers(server)
-    await asyncio.sleep(loss.after)
-    lost = time.monotonic()
-    os.kill(other, way)
-    loss.left = await ended(server, [other], lost)
-    loss.said = message(server)
-    check_end(server, SAID[way], loss.left)
+    await without_load(server, loss, way)
 
 
 async def while_it_starts(server: Served, loss: Loss, way: signal.Signals, draw: random.Random) -> None:
@@ -237,13 +231,15 @@ async def while_it_starts(server: Served, loss: Loss, way: signal.Signals, draw:
     until = time.monotonic() + STARTS
     while not workers(server) and time.monotonic() < until:
         await asyncio.sleep(0.01)
+    await without_load(server, loss, way)
+
+
+async def without_load(server: Served, loss: Loss, way: signal.Signals) -> None:
     [other] = workers(server)
     await asyncio.sleep(loss.after)
     lost = time.monotonic()
     os.kill(other, way)
-    loss.left = await ended(server, [other], lost)
-    loss.said = message(server)
-    check_end(server, SAID[way], loss.left)
+    await check_end(server, loss, way, [other], lost)
 
 
 async def first_rank(server: Served, loss: Loss, way: signal.Signals, draw: random.Random) -> None:
