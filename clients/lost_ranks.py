@@ -1,4 +1,4 @@
-"""What happens when a rank of a split model is lost: killed or stopped, in a load, idle, while the server starts.
+"""Losses of a rank of a split model: it is killed or stopped under load, idle, or while the server starts.
 
 Cases of kill.py. Each loss has a server of its own: `paceline serve` of a toy over two processes, in torch and compiled
 by turns. Under load every request must end exactly once, within 10 s, with an error. In each case the process must end
