@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 from zlib import crc32
@@ -12,7 +12,7 @@ from zlib import crc32
 import pytest
 
 from paceline.engine.fair_queue import READ, WRITTEN, FairQueue, Tenant
-from paceline.types import OFF, Finish, Request, SamplingParams
+from paceline.types import OFF, Finish, Request, SamplingParams, Speculation
 from tests.rig import build
 from tests.rig_drafters import RIGS
 from tests.runs import SAMPLED, Run, mixed_requests, prompt, run, tokens_of
@@ -36,6 +36,7 @@ class Watched(Run):
         super().__init__(build("toy", **options))
         self.order: list[str] = []  # requests by their first admission
         self.starts: list[str] = []  # by every admission
+        self.prompts: dict[str, tuple[int, ...]] = {}
         self.queue = self.rig.engine._scheduler.waiting
         start = self.queue.start
 
@@ -72,9 +73,9 @@ class Watched(Run):
             found[name.split("-")[0]] += READ * len(self.prompts[name]) + WRITTEN * len(told.tokens)
         return found
 
-    def submit(self, requests: Any) -> None:
+    def submit(self, requests: Iterable[Request]) -> None:
         given = list(requests)
-        self.prompts = getattr(self, "prompts", {}) | {each.id: each.prompt for each in given}
+        self.prompts |= {each.id: each.prompt for each in given}
         super().submit(given)
 
 
@@ -309,14 +310,10 @@ def test_texts_are_the_same_whoever_asks(drafter: str) -> None:
     """Tenants change the order of admission alone."""
     drafters = {} if drafter == "plain" else {"ngram": RIGS["ngram"]["ngram"]}
     params = [SamplingParams(temperature=0), *SAMPLED]
-    asked = mixed_requests(params, [OFF] if drafter == "plain" else [_default()], count=14)
+    asked = mixed_requests(params, [OFF if drafter == "plain" else Speculation()], count=14)
     tenants = [replace(each, tenant=f"t{i % 3}") for i, each in enumerate(reversed(asked))]
     told = [tokens_of(run(build("toy", drafters, max_sequences=2), each)) for each in (asked, tenants)]
     assert told[0] == told[1]
-
-
-def _default() -> Any:
-    return replace(OFF, enabled=True)
 
 
 def test_an_engine_that_dies_ends_every_tenant_s_requests() -> None:
