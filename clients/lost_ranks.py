@@ -45,7 +45,7 @@ class Loss:
 
     way: str
     format: str
-    after: float  # seconds of load before it
+    after: float  # seconds before it, under load, idle or of starting
     ends: Counter[str] = field(default_factory=Counter)
     answered: int = 0  # requests that had ended well before
     slowest: float = 0.0  # seconds from the loss to the end of the last request
@@ -136,6 +136,12 @@ class Load:
                 return
             self.good.append(time.monotonic())
 
+    async def runs(self) -> None:
+        """Wait until some requests have ended well."""
+        while len(self.good) < CLIENTS // 2:
+            expect(not self.bad, f"before the loss: {self.bad[:1]}")
+            await asyncio.sleep(0.02)
+
     @property
     def names(self) -> set[str]:
         return {f"request-{number}" for number in range(1, self._asked + 1)}
@@ -193,8 +199,7 @@ async def under_load(server: Served, loss: Loss, way: signal.Signals, draw: rand
     await ready(server)
     others, load = workers(server), Load(server, draw)
     expect(len(others) == 1, f"ranks beside the first: {others}")
-    while len(load.good) < CLIENTS // 2:
-        await asyncio.sleep(0.02)
+    await load.runs()
     await asyncio.sleep(loss.after)
     loss.answered, lost = len(load.good), time.monotonic()
     os.kill(others[0], way)
@@ -246,8 +251,7 @@ async def first_rank(server: Served, loss: Loss, way: signal.Signals, draw: rand
     """Rank 0, the server itself, is killed under load: nobody can answer, and the other rank ends by itself."""
     await ready(server)
     others, load = workers(server), Load(server, draw)
-    while len(load.good) < CLIENTS // 2:
-        await asyncio.sleep(0.02)
+    await load.runs()
     await asyncio.sleep(loss.after)
     lost = time.monotonic()
     os.kill(server.process.pid, signal.SIGKILL)
