@@ -66,9 +66,13 @@ async def mixed(cluster: Clustered, count: int) -> Row:
 
 async def same(cluster: Clustered) -> Row:
     """a seeded request gives the same text from every replica, asked by its name"""
-    names = await cluster.replicas()
-    while len(names) < 2:  # a busy one may get none of some requests
-        names |= await cluster.replicas()
+    names: set[str] = set()
+
+    async def both_answer() -> bool:
+        names.update(await cluster.replicas())  # a busy one may get none of some requests
+        return len(names) == 2
+
+    await cluster.until(both_answer, "of two replicas one does not answer")
     texts: dict[int, set[tuple[str, str]]] = defaultdict(set)
     for index in range(SEEDED):
         for name in sorted(names):

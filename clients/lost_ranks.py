@@ -1,4 +1,4 @@
-"""What happens when a rank of a split model is lost: killed or stopped, in a load, idle, while the server starts.
+"""Losses of a rank of a split model: it is killed or stopped under load, idle, or while the server starts.
 
 Cases of kill.py. Each loss has a server of its own: `paceline serve` of a toy over two processes, in torch and compiled
 by turns. Under load every request must end exactly once, within 10 s, with an error. In each case the process must end
@@ -45,7 +45,7 @@ class Loss:
 
     way: str
     format: str
-    after: float  # seconds of load before it
+    after: float  # seconds before it, under load, idle or of starting
     ends: Counter[str] = field(default_factory=Counter)
     answered: int = 0  # requests that had ended well before
     slowest: float = 0.0  # seconds from the loss to the end of the last request
@@ -136,6 +136,12 @@ class Load:
                 return
             self.good.append(time.monotonic())
 
+    async def runs(self) -> None:
+        """Wait until some requests have ended well."""
+        while len(self.good) < CLIENTS // 2:
+            expect(not self.bad, f"before the loss: {self.bad[:1]}")
+            await asyncio.sleep(0.02)
+
     @property
     def names(self) -> set[str]:
         return {f"request-{number}" for number in range(1, self._asked + 1)}
@@ -180,19 +186,20 @@ def message(server: Served) -> str:
     return lines[-1] if lines else ""
 
 
-def check_end(server: Served, said: str, seconds: float) -> None:
-    status, last = server.process.returncode, message(server)
-    expect(status == 1, f"status {status}: {last}")
-    expect(last.startswith("paceline: error: ") and said in last, f"{said!r} is not in {last!r}")
-    expect(seconds <= DEADLINE, f"the process ended after {seconds:.1f} s")
+async def check_end(server: Served, loss: Loss, way: signal.Signals, others: list[int], lost: float) -> None:
+    """Wait for the end of the process; note it, and check that it is in time and names the rank."""
+    loss.left, loss.said = await ended(server, others, lost), message(server)
+    status = server.process.returncode
+    expect(status == 1, f"status {status}: {loss.said}")
+    expect(loss.said.startswith("paceline: error: ") and SAID[way] in loss.said, f"{SAID[way]!r}: {loss.said!r}")
+    expect(loss.left <= DEADLINE, f"the process ended after {loss.left:.1f} s")
 
 
 async def under_load(server: Served, loss: Loss, way: signal.Signals, draw: random.Random) -> None:
     await ready(server)
     others, load = workers(server), Load(server, draw)
     expect(len(others) == 1, f"ranks beside the first: {others}")
-    while len(load.good) < CLIENTS // 2:
-        await asyncio.sleep(0.02)
+    await load.runs()
     await asyncio.sleep(loss.after)
     loss.answered, lost = len(load.good), time.monotonic()
     os.kill(others[0], way)
@@ -205,9 +212,7 @@ async def under_load(server: Served, loss: Loss, way: signal.Signals, draw: rand
         loss.slowest = max(loss.slowest, end - max(began, lost))
         loss.ends[f"{status} {ends[0]}"] += 1
     expect(any(status in (200, 500) for _, _, status, _ in load.bad), "no request was running")
-    loss.left = await ended(server, others, lost)
-    loss.said = message(server)
-    check_end(server, SAID[way], loss.left)
+    await check_end(server, loss, way, others, lost)
     check_log(server, load.names, loss)
 
 
@@ -223,13 +228,7 @@ def check_log(server: Served, names: set[str], loss: Loss) -> None:
 async def idle(server: Served, loss: Loss, way: signal.Signals, draw: random.Random) -> None:
     """The process ends without a request that would find out."""
     await ready(server)
-    [other] = workers(server)
-    await asyncio.sleep(loss.after)
-    lost = time.monotonic()
-    os.kill(other, way)
-    loss.left = await ended(server, [other], lost)
-    loss.said = message(server)
-    check_end(server, SAID[way], loss.left)
+    await without_load(server, loss, way)
 
 
 async def while_it_starts(server: Served, loss: Loss, way: signal.Signals, draw: random.Random) -> None:
@@ -237,21 +236,22 @@ async def while_it_starts(server: Served, loss: Loss, way: signal.Signals, draw:
     until = time.monotonic() + STARTS
     while not workers(server) and time.monotonic() < until:
         await asyncio.sleep(0.01)
+    await without_load(server, loss, way)
+
+
+async def without_load(server: Served, loss: Loss, way: signal.Signals) -> None:
     [other] = workers(server)
     await asyncio.sleep(loss.after)
     lost = time.monotonic()
     os.kill(other, way)
-    loss.left = await ended(server, [other], lost)
-    loss.said = message(server)
-    check_end(server, SAID[way], loss.left)
+    await check_end(server, loss, way, [other], lost)
 
 
 async def first_rank(server: Served, loss: Loss, way: signal.Signals, draw: random.Random) -> None:
     """Rank 0, the server itself, is killed under load: nobody can answer, and the other rank ends by itself."""
     await ready(server)
     others, load = workers(server), Load(server, draw)
-    while len(load.good) < CLIENTS // 2:
-        await asyncio.sleep(0.02)
+    await load.runs()
     await asyncio.sleep(loss.after)
     lost = time.monotonic()
     os.kill(server.process.pid, signal.SIGKILL)

@@ -158,7 +158,7 @@ class PlainBlock:
         return out.flatten(2) @ self.tensors[f"layers.{index}.self_attn.o_proj.weight"].T + bias
 
     def seen(self, at: Tensor, keys: Tensor, index: int, *, own: bool = True) -> Tensor:
-        """Which keys [blocks, rows, keys] each row sees: those of its `own` block, or those of the context before
+        """A mask [blocks, rows, keys] of the keys that each row sees: of its `own` block, or of the context before
         it."""
         types = self.shape.get("layer_types")
         slides = types is not None and types[index] == "sliding_attention"
@@ -194,7 +194,7 @@ class PlainBlock:
         return factor @ self.tensors["markov_head.markov_w2.weight"].T, memory, sure
 
     def edges(self, h: Tensor, before: Tensor) -> Tensor:
-        """What a token before adds to the logits [rows, draft vocabulary] of DFlash2."""
+        """The summand of logits [rows, draft vocabulary] of DFlash2 for the token before each row."""
         left = self.tensors["candidate_selector.predecessor_codebook"][before]
         left = left * (h @ self.tensors["candidate_selector.hidden_projection.weight"].T)
         return left @ self.tensors["candidate_selector.successor_codebook"][self.ids].T

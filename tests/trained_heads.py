@@ -1,9 +1,11 @@
-"""Heads that are fitted to one text of a tiny target: the text, norms to start from, and how much is accepted."""
+"""Heads that are fitted to one text of a tiny target: norms to start from, ways to misread, and what is accepted."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +16,8 @@ from paceline.types import OFF, SamplingParams, Speculation
 OPTIONS = {"max_context": 128, "max_sequences": 1, "kv_memory": 1 << 22, "measure_cost": False, "device": "cpu"}
 PARAMS = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
 PROMPT, TURNS = "paceline", 3  # TURNS: tokens of a draft
+Head = tuple[dict[str, Any], dict[str, Tensor]]  # config.json and tensors
+Misread = Callable[[dict[str, Any], dict[str, Tensor]], None]
 
 
 class Text(NamedTuple):
@@ -44,3 +48,31 @@ def accepted_share(text: Text, head: str) -> float:
     [answer] = llm.generate(PROMPT, PARAMS, speculation=Speculation(drafter=head.partition(":")[0]))
     assert tuple(answer.tokens) == text.tokens
     return answer.stats.accepted / answer.stats.drafted
+
+
+def say(**values: Any) -> Misread:
+    """As if the config had other values."""
+    return lambda config, tensors: config.update(values)
+
+
+def inside(part: str, **values: Any) -> Misread:
+    """As if a mapping in the config had other values."""
+    return lambda config, tensors: config[part].update(values)
+
+
+def without(*parts: str, **values: Any) -> Misread:
+    """As if the reader did not know some tensors, by parts of their names; with other values in the config."""
+
+    def change(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        config |= values
+        for name in [name for name in tensors if any(part in name for part in parts)]:
+            del tensors[name]
+
+    return change
+
+
+def misread(head: Head, change: Misread) -> Head:
+    """A copy of a head with a change that stands for a fault of the reader."""
+    values, tensors = copy.deepcopy(head[0]), dict(head[1])
+    change(values, tensors)
+    return values, tensors

@@ -261,15 +261,8 @@ def recipe_of(ready: ReadyModel, target: ReadyModel, given: Mapping[str, Any], *
         )
         if own < context.max_context:
             logger.warning(SHORT, ready.name, own, context.max_context)
-        return ModelDrafter(
-            forward,
-            lanes=context.lanes,
-            pool=context.pool,
-            vocab_size=context.vocab_size,
-            chunk=context.max_step_tokens,
-            name=kind,
-            max_context=own if own < context.max_context else None,
-            **given,
+        return make_drafter(
+            forward, context, name=kind, max_context=own if own < context.max_context else None, **given
         )
 
     def on_device(built: Drafter | None, to: Forward) -> DeviceDrafter:
@@ -287,6 +280,19 @@ def recipe_of(ready: ReadyModel, target: ReadyModel, given: Mapping[str, Any], *
         model=ready,
         on_device=on_device,
         profile=ready.profile,
+    )
+
+
+def make_drafter(forward: Forward, context: BuildContext, *, shares_kv: bool = False, **options: Any) -> ModelDrafter:
+    """Make a drafter of a Forward for an engine. `shares_kv`: it computes on the target's KV memory. `options`: further
+    arguments of ModelDrafter."""
+    return ModelDrafter(
+        forward,
+        lanes=context.lanes,
+        pool=None if shares_kv else context.pool,
+        vocab_size=context.vocab_size,
+        chunk=context.max_step_tokens,
+        **options,
     )
 
 

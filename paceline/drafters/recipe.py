@@ -70,13 +70,14 @@ class Recipe:
 
     @property
     def own_bytes(self) -> int:
-        """Bytes of memory for weights that the target does not have: those of a model, else those that a pass reads."""
+        """Bytes of weights that the drafter has and the target does not: those of its model, else those that a pass
+        reads."""
         if self.weight_bytes is not None:
             return self.weight_bytes
         return self.pass_bytes if self.model is None else sum(part.bytes for part in self.model.parts)
 
     def host_bytes(self, num_pages: int) -> int:
-        """Count the bytes that it will take of a CPU's memory once it is built."""
+        """Count the bytes of a CPU's memory that the drafter will take once it is built."""
         return num_pages * self.page_bytes + (0 if self.model is None else self.model.unread_bytes)
 
 

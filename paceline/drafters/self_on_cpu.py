@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import cast
 
 from paceline.drafters.base import Drafter
-from paceline.drafters.model import ModelDrafter, recipe_of
+from paceline.drafters.model import make_drafter, recipe_of
 from paceline.drafters.recipe import BuildContext, Recipe
 from paceline.errors import InvalidRequest, UnknownOption
 from paceline.kernels.quant import values_of
@@ -62,14 +62,7 @@ def drafter_of(copy: ReadyModel, context: BuildContext, *, name: str) -> Drafter
     assert isinstance(target, CompiledForward), "the target is compiled"
     pack = copy.packed(target.threads)
     pack.complete(target.pack)
-    return ModelDrafter(
-        target.with_kv(target.config, pack),
-        lanes=context.lanes,
-        pool=None,
-        vocab_size=context.vocab_size,
-        chunk=context.max_step_tokens,
-        name=name,
-    )
+    return make_drafter(target.with_kv(target.config, pack), context, shares_kv=True, name=name)
 
 
 def copy_of(target: ReadyModel, format: Format) -> ReadyModel:

@@ -128,7 +128,7 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class TenantLoad:
-    """What a tenant has open now, and its virtual token counter (see `engine.fair_queue`)."""
+    """Counts of a tenant's open sequences, and its virtual token counter (see `engine.fair_queue`)."""
 
     waiting: int  # sequences, with those that were preempted
     running: int

@@ -121,7 +121,8 @@ class EngineThread:
         return bool(self._orders) or engine.has_work
 
     def _rest(self, engine: Engine, seconds: float) -> bool:
-        """Sleep for `seconds` at most, and watch the processes of a split model meanwhile. True: as `_sleep`."""
+        """Sleep for `seconds` at most, and watch the processes of a split model meanwhile. True: there is an order, the
+        engine has work, or the thread is to end."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             watch = None if engine.dead else engine.watch

@@ -69,7 +69,7 @@ class PaperDrafter:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes on each rank that has it."""
+        """Bytes of weights on each rank that has the drafter."""
         own = self.size.matrices // self.ranks + self.size.vectors + 2 * self.fusing if self.size else 0
         return own + (self.block.more_bytes if self.block else 0)
 

@@ -1,4 +1,4 @@
-"""What each tenant has open, and what it was served since the start. Lives on the event loop.
+"""Counts per tenant: open sequences, and answers and tokens since the start. They live on the event loop.
 
 A tenant is the digest of an API key (`guards.keys`), so there are no more of them than keys that the settings had.
 """
@@ -17,7 +17,7 @@ NOBODY = "default"  # how the tenant without a name is shown
 
 @dataclass(slots=True)
 class Served:
-    """Totals of one tenant."""
+    """Counts of one tenant since the start."""
 
     open: int = 0  # sequences that have not ended
     answers: int = 0

@@ -168,7 +168,8 @@ def samples_due(rounds: int) -> list[int]:
 
 
 def _tokens(paces: Mapping[Arm, float], steps: int) -> dict[Arm, int]:
-    """Return the tokens in so many steps, and in twice as many plain ones, with which all others are compared."""
+    """Return the tokens that each arm generates in `steps` steps. Plain steps, with which all others are compared, are
+    twice as many."""
     return {arm: round(steps * pace * (2 if arm.drafter == PLAIN else 1)) for arm, pace in paces.items()}
 
 

@@ -11,7 +11,8 @@ import torch
 from paceline.accept import AcceptRule, Outcome, Verification
 from paceline.types import Request, SamplingParams, Speculation
 from tests.outside import registered
-from tests.rig import RIGS, Rig, build
+from tests.rig import Rig, build
+from tests.rig_drafters import RIGS
 from tests.runs import prompt, run, tokens_of
 
 SAMPLING = SamplingParams(temperature=1, seed=3, n=3, max_tokens=20)

@@ -18,7 +18,8 @@ from paceline.kv.cache import KVCache
 from paceline.prompts.files import Prompt
 from paceline.types import Request, Rule, SamplingParams
 from tests.odd_drafters import Scripted
-from tests.rig import RIGS, Rig, always, build
+from tests.rig import Rig, build
+from tests.rig_drafters import RIGS, always
 from tests.runs import plain, prompt, run, tokens_of
 from tests.toy import ToyForward
 

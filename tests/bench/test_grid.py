@@ -13,7 +13,8 @@ from paceline.bench.grid_file import append, resume
 from paceline.bench.grid_record import cell_record, record, text
 from paceline.bench.workloads import BenchPrompt
 from paceline.errors import InvalidRequest
-from tests.rig import RIGS, build
+from tests.rig import build
+from tests.rig_drafters import RIGS
 from tests.runs import prompt
 
 KINDS = (*SET_KINDS, *HARD_KINDS)

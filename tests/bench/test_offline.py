@@ -10,7 +10,8 @@ from paceline.bench.workloads import BenchPrompt
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.kernels.cpu.build import load_library
 from paceline.types import Finish, SequenceStats, Speculation
-from tests.rig import always, build
+from tests.rig import build
+from tests.rig_drafters import always
 from tests.runs import prompt
 
 PLAIN, FAST = Cell(1, 0.0), Cell(1, 0.0, Speculation(), "fast")

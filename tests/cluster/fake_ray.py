@@ -33,7 +33,7 @@ class Bound:
 
 
 class Deployment:
-    """What `serve.deployment` returns."""
+    """Stands for the class that `serve.deployment` returns."""
 
     def __init__(self, cls: type, **given: Any) -> None:
         self._cls, self._given = cls, given

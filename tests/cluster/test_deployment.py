@@ -145,7 +145,7 @@ def test_an_actor_is_a_replica_under_its_own_name(monkeypatch: pytest.MonkeyPatc
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, answers: list[Any] | Exception) -> list[Any]:
-    """What a replica learns from the others, if Ray brings these answers."""
+    """Ask all replicas from one, and return what it gets if Ray brings these answers."""
 
     async def results_async(*, timeout_s: float, return_exceptions: bool) -> list[Any]:
         assert return_exceptions

@@ -35,7 +35,8 @@ from tests.other_vocabularies import (
     removed,
     sentencepiece_like,
 )
-from tests.rig import Rig, bridged_drafter, build, model_drafter, renamed
+from tests.rig import Rig, build
+from tests.rig_drafters import bridged_drafter, model_drafter, renamed
 from tests.runs import Run, run, tokens_of
 from tests.text.vocabularies import byte_level_tokenizer, metadata, sentencepiece_tokenizer
 from tests.tiny_models import TARGET, VOCAB, Model, tiny_tokenizer

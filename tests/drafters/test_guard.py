@@ -17,7 +17,8 @@ from paceline.drafters.ngram import NgramDrafter
 from paceline.sampling.sampler import Sampler
 from paceline.types import Request, SamplingParams
 from tests.odd_drafters import METHODS, Silent, hanging, raising
-from tests.rig import always, build
+from tests.rig import build
+from tests.rig_drafters import always
 from tests.runs import plain, prompt, run, tokens_of
 from tests.tiny_models import TARGET
 

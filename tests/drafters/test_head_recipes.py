@@ -146,7 +146,7 @@ def test_what_is_no_head(folders: dict[str, str], words: str, error: type[Except
 
 
 def test_memory_of_a_head_is_that_of_its_own_weights(folders: dict[str, str]) -> None:
-    """Also of those that a pass does not read, and not of the target's that it reads."""
+    """Weights that a pass does not read count; the target's own, which it reads, do not."""
     ready = read_model(folders["target"], format="fp32")
     eagle = registry.recipe(f"eagle:{folders['eagle']}", ready)
     stored = open_model(folders["target"]).config

@@ -22,7 +22,8 @@ from paceline.runner.forwards.compiled import CompiledForward
 from paceline.tune.candidates import memory_of
 from paceline.types import OffKind, Speculation
 from tests.laws import under_law
-from tests.rig import RIGS, Made, build
+from tests.rig import build
+from tests.rig_drafters import RIGS, Made
 from tests.runs import run, tokens_of
 from tests.tiny_models import TARGET, tiny_tokenizer
 

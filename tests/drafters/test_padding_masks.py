@@ -70,7 +70,7 @@ def test_a_padding_row_is_a_mask_like_any_other(name: str, format: str, padded: 
 
 
 def test_its_own_row_is_read(padded: Padded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not that of the last token: plain torch, with the published names, drafts the same."""
+    """Plain torch, with the published names, drafts the same; with the row of the last token it would not."""
     drafts: list[tuple[list[int], Draft]] = []
     propose = BlockDrafter.propose
 

@@ -23,7 +23,8 @@ from paceline.runner.loading.models import read_model
 from paceline.sampling.sampler import Sampler
 from paceline.types import Rule, SamplingParams, Speculation
 from tests.cli.tiny_model import write_model
-from tests.rig import RIGS, build
+from tests.rig import build
+from tests.rig_drafters import RIGS
 from tests.runs import mixed_requests, plain, run, tokens_of
 from tests.tiny_models import TARGET, VOCAB
 

@@ -17,7 +17,8 @@ from paceline.kernels.lookup_reference import FAR_MATCH_TOKENS, NEAR_TOKENS
 from paceline.sampling.sampler import Sampler
 from paceline.types import Origin, Request, SamplingParams, Speculation
 from tests.laws import under_law
-from tests.rig import DEVICE_RIGS, RIGS, build
+from tests.rig import build
+from tests.rig_drafters import DEVICE_RIGS, RIGS
 from tests.runs import plain, prompt, run, tokens_of
 
 TEXT = tuple(range(100, 140))  # every token once

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from paceline.drafters.base import Drafter
-from paceline.drafters.model import ModelDrafter
+from paceline.drafters.model import make_drafter
 from paceline.drafters.registry import BuildContext
 from paceline.kernels.base import Batch, Output
 from paceline.llm import LLM
 from paceline.types import OFF, Request, SamplingParams, Speculation
 from tests.cli.tiny_model import write_model
-from tests.rig import DEVICE_RIGS, build
+from tests.rig import build
+from tests.rig_drafters import DEVICE_RIGS
 from tests.runs import prompt, run
 from tests.toy import ToyForward
 
@@ -66,15 +67,7 @@ def test_others_go_on_behind_it(folders: dict[str, Path]) -> None:
 
 
 def short_drafter(context: BuildContext, forward: ToyForward) -> Drafter:
-    return ModelDrafter(
-        forward,
-        lanes=context.lanes,
-        pool=context.pool,
-        vocab_size=context.vocab_size,
-        chunk=32,
-        min_confidence=0,
-        max_context=SHORT,
-    )
+    return make_drafter(forward, context, min_confidence=0, max_context=SHORT)
 
 
 def asked(tokens: int) -> list[Request]:

@@ -17,7 +17,8 @@ from paceline.kernels.cpu.build import load_library
 from paceline.kernels.cpu.suffix import Drafted
 from paceline.sampling.sampler import Sampler
 from paceline.types import Finish, Request, SamplingParams, Speculation
-from tests.rig import Rig, always, build
+from tests.rig import Rig, build
+from tests.rig_drafters import always
 from tests.runs import Run, plain, prompt, run, tokens_of
 
 SAMPLER = Sampler(SamplingParams(), seed=0, vocab_size=100, eos_ids=())

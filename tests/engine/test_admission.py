@@ -9,7 +9,8 @@ import pytest
 
 from paceline.errors import ContextTooLong, InvalidRequest, UnknownOption
 from paceline.types import OFF, Request, SamplingParams, Speculation
-from tests.rig import RIGS, Rig, build
+from tests.rig import Rig, build
+from tests.rig_drafters import RIGS
 from tests.runs import run
 from tests.tiny_models import VOCAB, tiny_tokenizer
 

@@ -11,7 +11,8 @@ from paceline.arms import CANARY, CONTROL, Arm, ArmSpeed
 from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask, Drafter
 from paceline.types import Request, SamplingParams, Speculation
-from tests.rig import Rig, always, build
+from tests.rig import Rig, build
+from tests.rig_drafters import always
 from tests.runs import prompt, run
 from tests.tiny_models import TARGET
 from tests.toy import ToyForward

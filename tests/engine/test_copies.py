@@ -21,7 +21,8 @@ from tests.engine.test_hidden_states_beside_a_device import COUNT, Reader, asked
 from tests.engine.test_truth import Machine
 from tests.laws import under_law
 from tests.odd_drafters import Scripted
-from tests.rig import Rig, always, build
+from tests.rig import Rig, build
+from tests.rig_drafters import always
 from tests.runs import plain, prompt, run, tokens_of
 from tests.tiny_models import TARGET
 

@@ -8,7 +8,8 @@ from paceline.config import EngineConfig
 from paceline.engine.cost import CostModel, Line
 from paceline.engine.pace import Pace
 from paceline.types import OFF, Request, SamplingParams
-from tests.rig import build, model_drafter
+from tests.rig import build
+from tests.rig_drafters import model_drafter
 from tests.runs import prompt, run
 from tests.tiny_models import TARGET, Model
 

@@ -16,7 +16,8 @@ from paceline.errors import InvalidRequest
 from paceline.kernels.base import PAGE_SIZE
 from paceline.rules import BUILT_IN
 from paceline.types import OFF, Finish, Origin, Request, SamplingParams, Speculation
-from tests.rig import DEVICE_RIGS, RIGS, Rig, build
+from tests.rig import Rig, build
+from tests.rig_drafters import DEVICE_RIGS, RIGS
 from tests.runs import Key, Run, Told, plain, prompt, run, tokens_of
 from tests.tiny_models import TARGET
 from tests.watched_rounds import WatchedRounds

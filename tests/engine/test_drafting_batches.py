@@ -13,7 +13,8 @@ from paceline.engine.pass_meter import ROWS, TURNS
 from paceline.engine.truth import PRIOR_STEPS, Truth
 from paceline.types import Off, OffKind, Request, SamplingParams
 from tests.engine.test_truth import Asked, Machine
-from tests.rig import Rig, build, model_drafter
+from tests.rig import Rig, build
+from tests.rig_drafters import model_drafter
 from tests.runs import prompt, run
 from tests.tiny_models import NOISY, TARGET
 

@@ -12,7 +12,8 @@ from paceline.drafters.ngram import NgramDrafter
 from paceline.engine.cost import CostModel
 from paceline.engine.governor import PRIOR_PRICE, PRIOR_ROW_PRICE
 from paceline.types import Request, SamplingParams
-from tests.rig import always, build
+from tests.rig import build
+from tests.rig_drafters import always
 from tests.runs import prompt, run
 
 

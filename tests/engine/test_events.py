@@ -15,7 +15,8 @@ from paceline.kernels.base import PAGE_SIZE
 from paceline.sampling.sampler import logprobs_of
 from paceline.types import Finish, Logprob, Origin, Request, SamplingParams
 from tests.odd_drafters import Scripted
-from tests.rig import RIGS, Made, always, build
+from tests.rig import build
+from tests.rig_drafters import RIGS, Made, always
 from tests.runs import Run, Told, prompt, run
 from tests.tiny_models import VOCAB, tiny_tokenizer
 from tests.toy import ToyForward

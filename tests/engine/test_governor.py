@@ -13,7 +13,8 @@ from paceline.engine.rests import PLAIN, PROBE_SHARE, Chance, Rests, rest_after,
 from paceline.runner.rounds.protocol import DraftingRound
 from paceline.types import Request, SamplingParams, Speculation
 from tests.odd_drafters import AgainOnDevice
-from tests.rig import DEVICE_RIGS, DeviceRig, Itself, Rig, build
+from tests.rig import Rig, build
+from tests.rig_drafters import DEVICE_RIGS, DeviceRig, Itself
 from tests.runs import Told, prompt, run
 from tests.tiny_models import TARGET
 from tests.watched_rounds import WatchedRounds

@@ -13,7 +13,8 @@ from paceline.drafters.base import Ask, Drafter, Verified
 from paceline.drafters.guard import Guard
 from paceline.drafters.portfolio import PortfolioDrafter
 from paceline.types import Request, SamplingParams, Speculation
-from tests.rig import always, build
+from tests.rig import build
+from tests.rig_drafters import always
 from tests.runs import prompt, run
 
 PARAMS = SamplingParams(temperature=0, max_tokens=12)

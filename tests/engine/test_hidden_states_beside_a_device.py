@@ -18,7 +18,8 @@ from paceline.drafters.base import Ask, FeatureDrafter, Seen
 from paceline.types import Off, OffKind, Request, Speculation
 from tests.laws import under_law
 from tests.odd_drafters import Scripted
-from tests.rig import DEVICE_RIGS, Rig, always, build
+from tests.rig import Rig, build
+from tests.rig_drafters import DEVICE_RIGS, always
 from tests.runs import Key, Told, plain, run, tokens_of
 from tests.tiny_models import TARGET
 

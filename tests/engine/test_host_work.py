@@ -12,7 +12,8 @@ import pytest
 
 from paceline.types import Request, SamplingParams
 from tests.calls import count_calls
-from tests.rig import EagleMade, build
+from tests.rig import build
+from tests.rig_drafters import EagleMade
 from tests.runs import prompt
 from tests.tiny_models import TARGET
 

@@ -19,7 +19,8 @@ from paceline.llm import LLM
 from paceline.types import Finish, OffKind, Request, SamplingParams, Speculation
 from tests.cli.tiny_model import write_model
 from tests.odd_drafters import Silent
-from tests.rig import RIGS, EagleMade, Rig, build
+from tests.rig import Rig, build
+from tests.rig_drafters import RIGS, EagleMade
 from tests.runs import Run, plain, prompt, run, tokens_of
 from tests.tiny_models import VOCAB
 

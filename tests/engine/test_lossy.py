@@ -9,7 +9,8 @@ from paceline.draft import Draft
 from paceline.rules import BUILT_IN
 from paceline.types import Grammar, Request, Rule, SamplingParams, Speculation
 from tests.odd_drafters import Scripted
-from tests.rig import RIGS, Rig, always, build, model_drafter
+from tests.rig import Rig, build
+from tests.rig_drafters import RIGS, always, model_drafter
 from tests.runs import Key, Told, run, tokens_of
 from tests.tiny_models import TARGET, Model, tiny_tokenizer
 

@@ -16,7 +16,8 @@ from paceline.drafters.prediction import NEAR_TOKENS, PREDICTION, PredictionDraf
 from paceline.engine.offers import Answer, likely_path
 from paceline.types import OFF, Request, SamplingParams, Speculation
 from tests.laws.under_law import nearly
-from tests.rig import DEVICE_RIGS, Rig, always, build
+from tests.rig import Rig, build
+from tests.rig_drafters import DEVICE_RIGS, always
 from tests.runs import Run, plain, prompt, run, tokens_of
 from tests.tiny_models import TARGET
 

@@ -8,7 +8,8 @@ from paceline.config import EngineConfig
 from paceline.engine.pace import FIRST_DRAFT, Pace
 from paceline.types import Request, SamplingParams
 from tests.odd_drafters import Silent
-from tests.rig import RIGS, always, build
+from tests.rig import build
+from tests.rig_drafters import RIGS, always
 from tests.runs import Run, prompt, run
 
 CONFIG = EngineConfig(max_draft=16, min_acceptance=0.25, acceptance_window=20, pause_tokens=10)

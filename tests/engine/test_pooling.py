@@ -12,7 +12,8 @@ from paceline.engine.pooling import Pool
 from paceline.errors import InvalidRequest
 from paceline.runner.batch import Share, build_batch
 from paceline.types import EMBEDDING, OFF, POOLINGS, Finish, Request, SamplingParams
-from tests.rig import DEVICE_RIGS, RIGS, Rig, build
+from tests.rig import Rig, build
+from tests.rig_drafters import DEVICE_RIGS, RIGS
 from tests.runs import prompt, run
 from tests.tiny_models import BACKENDS
 

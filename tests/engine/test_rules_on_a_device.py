@@ -12,7 +12,8 @@ import torch
 from paceline.accept import AcceptRule, accept_likely, accept_rejection
 from paceline.types import Request, Rule, SamplingParams, Speculation
 from tests.outside import registered
-from tests.rig import DEVICE_RIGS, RIGS, Rig, build
+from tests.rig import Rig, build
+from tests.rig_drafters import DEVICE_RIGS, RIGS
 from tests.runs import Key, Told, plain, prompt, run, tokens_of
 
 PARAMS: Mapping[str, SamplingParams] = {

@@ -18,7 +18,8 @@ from paceline.engine.governor import fair_split
 from paceline.kernels.base import Batch, Output
 from paceline.types import OFF, Finish, Request, SamplingParams, Speculation
 from tests.odd_drafters import Silent
-from tests.rig import RIGS, always, build
+from tests.rig import build
+from tests.rig_drafters import RIGS, always
 from tests.runs import Run, prompt, run
 from tests.toy import ToyForward
 

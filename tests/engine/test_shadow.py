@@ -9,7 +9,8 @@ from paceline.engine.redraft import count_right
 from paceline.engine.shadow import Shadow
 from paceline.types import Request, SamplingParams, Speculation
 from tests.odd_drafters import raising
-from tests.rig import RIGS, Rig, always, build
+from tests.rig import Rig, build
+from tests.rig_drafters import RIGS, always
 from tests.runs import prompt, run
 
 MADE = {name: made for kinds in RIGS.values() for name, made in kinds.items()}

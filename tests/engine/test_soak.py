@@ -12,7 +12,8 @@ from paceline.kernels.base import PAGE_SIZE
 from paceline.types import OFF, Finish, Request, Rule, SamplingParams, Speculation
 from tests.laws.under_law import nearly
 from tests.odd_drafters import Scripted
-from tests.rig import DEVICE_RIGS, RIGS, SELF, Made, Rig, always, build
+from tests.rig import Rig, build
+from tests.rig_drafters import DEVICE_RIGS, RIGS, SELF, Made, always
 from tests.runs import Key, Run, plain, prompt, run, tokens_of
 from tests.tiny_models import CONTEXT
 

@@ -18,7 +18,8 @@ from paceline.engine.group import FIRST_REST, RUN, batch_label
 from paceline.engine.truth import Truth
 from paceline.runner.batch import Batch
 from paceline.types import OffKind, Request, SamplingParams
-from tests.rig import always, build
+from tests.rig import build
+from tests.rig_drafters import always
 from tests.runs import prompt, run
 from tests.stub_rounds import TOKEN, Clock, StubRounds, engine_with, submit
 from tests.tiny_models import TARGET

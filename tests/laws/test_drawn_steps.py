@@ -7,7 +7,8 @@ import pytest
 from paceline.engine import group
 from paceline.types import Rule
 from tests.laws import under_law
-from tests.rig import DEVICE_RIGS, build
+from tests.rig import build
+from tests.rig_drafters import DEVICE_RIGS
 from tests.runs import run, tokens_of
 
 

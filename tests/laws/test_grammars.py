@@ -15,7 +15,8 @@ from paceline.drafters.ngram import NgramDrafter
 from paceline.errors import InvalidRequest
 from paceline.types import Finish, Grammar, Origin, Request, Rule, SamplingParams, Speculation
 from tests.odd_drafters import Scripted
-from tests.rig import DeviceRig, Made, Rig, always, build, model_drafter
+from tests.rig import Rig, build
+from tests.rig_drafters import DeviceRig, Made, always, model_drafter
 from tests.runs import Key, Told, plain, prompt, run, tokens_of
 from tests.text.vocabularies import PERSON, byte_level_tokenizer
 from tests.tiny_models import Model

@@ -11,7 +11,8 @@ import pytest
 from paceline.sampling.grammar import Grammars
 from paceline.types import Grammar, Request, SamplingParams
 from tests.laws.test_grammars import CHOICE, COMPACT, DRAFTERS, EOS, SIZE, TARGET, TOKENIZER, WORDS
-from tests.rig import EagleMade, Made, Rig, build
+from tests.rig import Rig, build
+from tests.rig_drafters import EagleMade, Made
 from tests.runs import Key, plain, prompt, run, tokens_of
 
 HEAD = EagleMade(draft_vocab=SIZE, vocab_size=SIZE)

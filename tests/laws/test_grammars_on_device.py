@@ -35,7 +35,8 @@ from tests.laws.test_grammars import (
     engine,
 )
 from tests.odd_drafters import TreesOnDevice
-from tests.rig import DeviceRig, Rig, build
+from tests.rig import Rig, build
+from tests.rig_drafters import DeviceRig
 from tests.runs import Key, Run, Told, plain, prompt, run, tokens_of
 from tests.tiny_models import Model
 

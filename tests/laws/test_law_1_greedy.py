@@ -10,7 +10,8 @@ import pytest
 
 from paceline.types import Rule
 from tests.laws import under_law
-from tests.rig import DEVICE_RIGS, RIGS, SELF, Made, Rig, build, model_drafter
+from tests.rig import Rig, build
+from tests.rig_drafters import DEVICE_RIGS, RIGS, SELF, Made, model_drafter
 from tests.runs import run, tokens_of
 from tests.tiny_models import BACKENDS, Model
 
@@ -27,7 +28,7 @@ MIXES: Mapping[str, Mapping[str, Any]] = {
 
 def test_every_registered_drafter_is_under_the_laws() -> None:
     missing = [kind for kind in under_law.KINDS if not RIGS.get(kind) and kind not in SELF]
-    assert not missing, f"no rig for the drafters {missing}: give each an entry in RIGS of tests/rig.py"
+    assert not missing, f"no rig for the drafters {missing}: give each an entry in RIGS of tests/rig_drafters.py"
 
 
 @pytest.mark.parametrize("backend", ["toy", "compiled"])

@@ -11,7 +11,8 @@ import pytest
 
 from paceline.types import Request, Rule, SamplingParams
 from tests.laws import under_law
-from tests.rig import DEVICE_RIGS, RIGS, SELF, build
+from tests.rig import build
+from tests.rig_drafters import DEVICE_RIGS, RIGS, SELF
 from tests.runs import prompt, run, tokens_of
 from tests.tiny_models import BACKENDS
 

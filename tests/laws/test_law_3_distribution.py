@@ -22,7 +22,8 @@ from paceline.types import Request, Rule, SamplingParams, Speculation
 from tests.laws import mutants
 from tests.laws.chi_squared import p_value
 from tests.other_vocabularies import Other, of_five
-from tests.rig import EagleMade, Made, bridged_drafter, build, model_drafter
+from tests.rig import build
+from tests.rig_drafters import EagleMade, Made, bridged_drafter, model_drafter
 from tests.runs import run
 from tests.tiny_models import Model
 from tests.toy import ToyForward

@@ -17,7 +17,8 @@ from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
 from paceline.types import Request, Rule, Speculation
 from tests.laws import under_law
-from tests.rig import DEVICE_RIGS, RIGS, SELF, Rig, build
+from tests.rig import Rig, build
+from tests.rig_drafters import DEVICE_RIGS, RIGS, SELF
 from tests.runs import Key, Run, Told, run, tokens_of
 from tests.tiny_models import BACKENDS, CONTEXT, TARGET
 

@@ -1,6 +1,6 @@
 """Law 5: every request ends once: stop, length, abort, deadline, error, engine death.
 
-`Run` (tests/rig.py) fails on a second ending and on a word after it; these tests bring every kind of ending about.
+`Run` (tests/runs.py) fails on a second ending and on a word after it; these tests bring every kind of ending about.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import pytest
 from paceline.errors import EngineDead
 from paceline.kernels.base import Batch, Output
 from paceline.types import OFF, Finish, Request, SamplingParams, Speculation
-from tests.rig import RIGS, build
+from tests.rig import build
+from tests.rig_drafters import RIGS
 from tests.runs import Run, Told, prompt, run
 from tests.tiny_models import CONTEXT, TARGET, tiny_tokenizer
 from tests.toy import ToyForward

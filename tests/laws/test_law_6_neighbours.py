@@ -16,7 +16,8 @@ import pytest
 
 from paceline.types import Request, Rule, Speculation
 from tests.laws import under_law
-from tests.rig import DEVICE_RIGS, Made, Rig, build
+from tests.rig import Rig, build
+from tests.rig_drafters import DEVICE_RIGS, Made
 from tests.runs import DEVICE_PARAMS, GREEDY, SAMPLED, Key, mixed_requests, plain, run, tokens_of
 
 COUNT = 8

@@ -11,7 +11,8 @@ import pytest
 
 from paceline.types import Grammar, Logprob, Request, Rule, SamplingParams, Speculation
 from tests.laws import under_law
-from tests.rig import DEVICE_RIGS, RIGS, SELF, Made, Rig, build
+from tests.rig import Rig, build
+from tests.rig_drafters import DEVICE_RIGS, RIGS, SELF, Made
 from tests.runs import Key, Told, plain, prompt, run
 from tests.tiny_models import BACKENDS, tiny_tokenizer
 

@@ -12,7 +12,8 @@ import pytest
 from paceline.types import Request, Rule, Speculation
 from tests.laws import under_law
 from tests.odd_drafters import METHODS, NONSENSE, Nonsense, Silent, hanging, raising
-from tests.rig import RIGS, Rig, always, build
+from tests.rig import Rig, build
+from tests.rig_drafters import RIGS, always
 from tests.runs import Run, run, tokens_of
 from tests.tiny_models import TARGET
 

@@ -18,7 +18,8 @@ from tests.engine.filtered_draws import check_best_tokens, check_filters, check_
 from tests.laws import mutants, under_law
 from tests.odd_drafters import Scripted
 from tests.outside import registered
-from tests.rig import RIGS, always, build
+from tests.rig import build
+from tests.rig_drafters import RIGS, always
 from tests.runs import Key, plain, prompt, run, tokens_of
 
 # Mutants that no check can tell from the original, and why.

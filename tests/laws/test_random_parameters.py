@@ -10,7 +10,8 @@ import pytest
 
 from paceline.types import OFF, Request, SamplingParams, Speculation
 from tests.laws.test_law_7_parameters import assert_same
-from tests.rig import DEVICE_RIGS, build
+from tests.rig import build
+from tests.rig_drafters import DEVICE_RIGS
 from tests.runs import Key, Told, plain, prompt, run
 from tests.tiny_models import VOCAB
 

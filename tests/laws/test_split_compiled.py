@@ -34,7 +34,8 @@ from tests.laws.test_split_models import (
     said,
     write_target_and_drafter,
 )
-from tests.rig import Made, Rig
+from tests.rig import Rig
+from tests.rig_drafters import Made
 from tests.runner.parallel.split_models import PATIENCE, split_over
 from tests.runs import Key, plain, run, tokens_of
 from tests.tiny_models import TARGET, random_weights
@@ -149,7 +150,7 @@ def test_one_process_and_two_say_the_same(two: Ranks, wide: Path, law: str, mix:
 
 
 def test_other_bits_if_not_asked_for(two: Ranks, wide: Path) -> None:
-    """Or the law above would say nothing."""
+    """Without `same_bits` one process and two differ, so that comparing them says something."""
     one = across(Ranks(1, threads=1), wide, "greedy", "usual", format="int4", same_bits=False)
     other = across(two, wide, "greedy", "usual", format="int4", same_bits=False)
     assert one[0] != other[0]

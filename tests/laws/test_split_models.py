@@ -20,7 +20,8 @@ from paceline.runner.parallel.ranks import Ranks
 from paceline.types import Request, Rule
 from tests.laws import under_law
 from tests.laws.test_law_4_kv import assert_remembered, walk
-from tests.rig import RIGS, Made, Rig, build
+from tests.rig import Rig, build
+from tests.rig_drafters import RIGS, Made
 from tests.runner.parallel.split_models import PATIENCE, split_drafter, split_over, write_tiny
 from tests.runs import Key, Told, plain, run, tokens_of
 from tests.tiny_models import NOISY, TARGET
@@ -171,7 +172,8 @@ def kv_of(rig: Rig) -> torch.Tensor:
 def across(
     ranks: Ranks, path: Path, law: str, mix: str, *, same_bits: bool = True, format: str = "fp32"
 ) -> tuple[dict[Key, Any], torch.Tensor, tuple[int, ...]]:
-    """What requests say, the keys and values that they leave, and preemptions, drafted and accepted tokens."""
+    """Run requests; return what they say, the keys and values that they leave, and counts of preemptions, drafted and
+    accepted tokens."""
     drafters = all_drafters(path, law, ACROSS, same_bits=same_bits, format=format)
     rig = engine(ranks, path, drafters, same_bits=same_bits, format=format, **MIXES[mix])
     told, stats = said(run(rig, requests(law, ACROSS, logprobs=3), every=1)), rig.engine.stats

@@ -22,7 +22,8 @@ from paceline.sampling.grammar import Grammars
 from paceline.types import Finish, Grammar, Origin, Request, Rule, SamplingParams, Speculation
 from tests.laws.test_grammars import CALLS, CHOICE, COMPACT, EOS, SIZE, TARGET, TEXT, TOKENIZER, engine
 from tests.odd_drafters import Scripted, TreesOnDevice
-from tests.rig import DeviceRig, EagleMade, always, build
+from tests.rig import build
+from tests.rig_drafters import DeviceRig, EagleMade, always
 from tests.runs import Key, Run, Told, plain, prompt, run
 
 FEW = Grammar.regex(r"(?s:[^eq])*")  # forbids every eighth token or so: cuts are in the middle of drafts

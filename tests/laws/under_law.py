@@ -15,7 +15,8 @@ from paceline.drafters.registry import REGISTRY
 from paceline.rules import BUILT_IN
 from paceline.types import OFF, Request, Rule, SamplingParams, Speculation
 from tests.odd_drafters import Scripted
-from tests.rig import RIGS, Made, always, build
+from tests.rig import build
+from tests.rig_drafters import RIGS, Made, always
 from tests.runs import DEVICE_PARAMS, GREEDY, SAMPLED, Key, Told, mixed_requests, plain, run
 
 KINDS = tuple(REGISTRY)  # Paceline's own, before any test registers one

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.config import EngineConfig
 from paceline.replay.arrivals import Arrival, Schedule, schedule
 from paceline.replay.simulate import Setting
 from paceline.replay.step_times import PassTable, StepTimes
 from paceline.replay.traffic import RecordedAnswer, RecordedRequest, read_traffic
 from paceline.server.record import page_names
 from paceline.types import SamplingParams
-from tests.rig import LIMITS, EngineConfig
+from tests.rig import LIMITS
 
 Line = dict[str, Any]
 

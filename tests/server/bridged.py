@@ -15,7 +15,8 @@ from typing import Any
 from paceline.server.bridge import Bridge
 from paceline.server.stream import Stream
 from paceline.types import Request, SamplingParams, TokenEvent
-from tests.rig import RIGS, Rig, build
+from tests.rig import Rig, build
+from tests.rig_drafters import RIGS
 from tests.runs import Key, Told, prompt
 from tests.tiny_models import tiny_tokenizer
 

@@ -31,7 +31,8 @@ from paceline.types import (
     Speedup,
     TokenEvent,
 )
-from tests.rig import RIGS, build
+from tests.rig import build
+from tests.rig_drafters import RIGS
 from tests.runs import prompt
 from tests.server.api import Api
 from tests.tiny_models import tiny_tokenizer

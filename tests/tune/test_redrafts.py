@@ -9,7 +9,8 @@ from paceline.drafters.guard import Guard
 from paceline.errors import PacelineError
 from paceline.tune.redrafts import Scored, most_confident, redraft, walked
 from paceline.tune.traces import Recorded, Round
-from tests.rig import RIGS, build
+from tests.rig import build
+from tests.rig_drafters import RIGS
 from tests.tiny_models import VOCAB
 from tests.tune.test_traces import Raising, fixed, plain_answers, rounds_of, samplers
 

@@ -16,7 +16,8 @@ from paceline.sampling.sampler import Sampler
 from paceline.tune.lookups import replay_lookup
 from paceline.tune.traces import Recorded, Round, Step, Trace, recorded, trace
 from paceline.types import Request, SamplingParams, Speculation
-from tests.rig import RIGS, Rig, build
+from tests.rig import Rig, build
+from tests.rig_drafters import RIGS
 from tests.runs import prompt
 from tests.tiny_models import VOCAB
 

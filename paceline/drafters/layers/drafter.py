@@ -18,7 +18,7 @@ from typing import Any
 from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask, Drafter
 from paceline.drafters.layers.choice import WORTH, Choice, choose
-from paceline.drafters.model import ModelDrafter
+from paceline.drafters.model import make_drafter
 from paceline.drafters.options import parse_options
 from paceline.drafters.recipe import BuildContext, Recipe
 from paceline.drafters.self_copy import on_target_memory
@@ -85,17 +85,7 @@ def drafter_of(context: BuildContext, layers: int, *, max_draft: int = 4) -> Dra
 
 def drafter_on(part: Forward, context: BuildContext, *, max_draft: int = 4) -> Drafter:
     """Make a drafter of a part of the target, which shares its KV memory."""
-    return ModelDrafter(
-        part,
-        lanes=context.lanes,
-        pool=None,
-        vocab_size=context.vocab_size,
-        chunk=context.max_step_tokens,
-        name=NAME,
-        max_draft=max_draft,
-        branches=1,
-        min_confidence=0.0,
-    )
+    return make_drafter(part, context, shares_kv=True, name=NAME, max_draft=max_draft, branches=1, min_confidence=0.0)
 
 
 def _count(words: str, target: ReadyModel) -> int:

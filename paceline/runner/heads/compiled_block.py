@@ -189,7 +189,7 @@ class _ConvolvedLayers(Assembly):
     """The operations of layers with convolutions around attention and MLP (`runner.heads.convolution`)."""
 
     def __init__(self, layers: Assembly, convolutions: Convolutions, floats: Mapping[str, Weight]) -> None:
-        """`layers`: the same without convolutions. `floats` has the kernels of both sides, [2 * taps, hidden]."""
+        """`layers`: attention and MLP without convolutions. `floats`: kernels of both sides, [2 * taps, hidden]."""
         super().__init__(
             layers.config,
             layers.pack,

@@ -61,7 +61,7 @@ class ReadyBlock:
 
     @property
     def own_bytes(self) -> int:
-        """Bytes of its weights in memory."""
+        """Bytes of the head's own weights in memory."""
         stored = sum(map(weight_bytes, self.head.weights.values()))
         return stored if self.compiled else stored * self.dtype.itemsize // torch.float32.itemsize
 

@@ -79,7 +79,7 @@ class ReadyHead:
 
     @property
     def own_bytes(self) -> int:
-        """Bytes of its weights in memory."""
+        """Bytes of the head's own weights in memory."""
         stored = sum(map(weight_bytes, self.head.weights.values()))
         return stored if self.compiled else stored * self.dtype.itemsize // torch.float32.itemsize
 

@@ -360,13 +360,13 @@ def _ready(
 
 
 def positions_beside(config: ModelConfig, beside: ReadyModel | None) -> int:
-    """Return the positions that rotary tables need: rounds have a drafter read all of a text, also behind its own
-    context."""
+    """Count the positions of rotary tables: in rounds a drafter reads all of a text, even if its own context is
+    shorter."""
     return max(config.max_context, 0 if beside is None else beside.model.config.max_context)
 
 
 def _cuda_decoder(model: LoadedModel, device: str, *, positions: int) -> CudaDecoder:
-    """`positions`: of its rotary tables."""
+    """Pack the weights for a GPU, with rotary tables for so many `positions`."""
     try:
         from paceline.runner.forwards.cuda import CudaDecoder
     except ModuleNotFoundError as error:

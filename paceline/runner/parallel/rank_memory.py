@@ -1,4 +1,4 @@
-"""What each rank will hold of the machine's memory, and an error before weights are read if that is too much.
+"""Memory that each rank will hold, counted before weights are read; too much for the machine is an error.
 
 Rank 0 holds more than the others: the drafters and their KV memory are in its process.
 """
@@ -24,8 +24,8 @@ FLOAT_BYTES = 4  # of a number that torch computes with after it was stored othe
 def bytes_of_ranks(
     described: Mapping[str, Weight], config: ModelConfig, split: Split, *, kv_bytes: int, beside: int
 ) -> list[int]:
-    """Count the bytes that each rank will hold. `described`: all weights, as they will be read; `kv_bytes`: of the KV
-    memory of all ranks; `beside`: bytes of drafters."""
+    """Count the bytes that each rank will hold. `described`: all weights, as they will be read; `kv_bytes`: bytes of KV
+    memory on all ranks together; `beside`: bytes of drafters."""
     weights = [_weight_bytes(described, config, split, rank) for rank in range(split.degree)]
     needs = [each + kv_bytes // split.degree for each in weights]
     return [needs[0] + beside, *needs[1:]]

@@ -11,7 +11,8 @@ from paceline.drafters.block.on_device import BlockOnDevice
 from paceline.errors import InvalidRequest
 from paceline.runner.rounds.protocol import Seat
 from tests.drafters.eagle.test_on_device import FIXED, SEEDED, ask, device_drafts, host_drafts
-from tests.rig import BlockMade, build
+from tests.rig import build
+from tests.rig_drafters import BlockMade
 from tests.runs import prompt, run, tokens_of
 
 

@@ -5,8 +5,7 @@ text of a tiny target, in plain torch (`tests.plain_block`), with the flags that
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,22 @@ from torch import Tensor
 
 from paceline.models.load import open_model
 from tests.block_heads import DFLASH2, DSPARK, NESTED, SPECULATORS, Z_LAB, BlockLayout
-from tests.cli.tiny_model import write_model
 from tests.heads import write_head
 from tests.plain_block import PlainBlock
 from tests.plain_eagle import PlainTarget
-from tests.trained_heads import TURNS, Text, accepted_share, answered, spread_norms
+from tests.trained_heads import (
+    TURNS,
+    Head,
+    Misread,
+    Text,
+    accepted_share,
+    inside,
+    misread,
+    say,
+    spread_norms,
+    without,
+)
 
-Head = tuple[dict[str, Any], dict[str, Tensor]]  # config.json and tensors
-Misread = Callable[[dict[str, Any], dict[str, Tensor]], None]
 INNER = "dflash_config"
 LONG = {"block_size": 16}  # so that what rows see of their own block counts
 SLIDES = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 5}
@@ -68,11 +75,6 @@ TRAINED = {
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Text:
-    return answered(write_model(tmp_path_factory.mktemp("target")))
-
-
-@pytest.fixture(scope="module")
 def heads(text: Text, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Head]:
     return {name: trained(fit, text, tmp_path_factory.mktemp("head")) for name, fit in TRAINED.items()}
 
@@ -91,25 +93,6 @@ def trained(fit: Fit, text: Text, folder: Path) -> Head:
 
 def acceptance(head: Head, text: Text, folder: Path) -> float:
     return accepted_share(text, f"block:{write_head(folder, *head)}")
-
-
-def say(**values: Any) -> Misread:
-    return lambda config, tensors: config.update(values)
-
-
-def inside(part: str, **values: Any) -> Misread:
-    return lambda config, tensors: config[part].update(values)
-
-
-def without(*parts: str, **values: Any) -> Misread:
-    """As if the reader did not know some tensors."""
-
-    def change(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        config |= values
-        for name in [name for name in tensors if any(part in name for part in parts)]:
-            del tensors[name]
-
-    return change
 
 
 def zeros(*parts: str) -> Misread:
@@ -160,8 +143,6 @@ def test_a_trained_block_drafter_is_accepted(name: str, heads: dict[str, Head], 
 @pytest.mark.unwatched
 @pytest.mark.parametrize("name", MISREAD)
 def test_a_misread_flag_costs_acceptance(name: str, heads: dict[str, Head], text: Text, tmp_path: Path) -> None:
-    head, misread = MISREAD[name]
-    values, tensors = copy.deepcopy(heads[head][0]), dict(heads[head][1])
-    misread(values, tensors)
-    found = acceptance((values, tensors), text, tmp_path)
+    head, change = MISREAD[name]
+    found = acceptance(misread(heads[head], change), text, tmp_path)
     assert found < 0.75

@@ -24,7 +24,8 @@ from paceline.kernels.noise import pick
 from paceline.runner.heads.compiled import CompiledHead
 from paceline.runner.heads.protocol import TreeRequest
 from paceline.types import OFF, Request, Rule, SamplingParams, Speculation
-from tests.rig import EagleMade, Rig, build
+from tests.rig import Rig, build
+from tests.rig_drafters import EagleMade
 from tests.runs import Run, plain, prompt, run, tokens_of
 from tests.tiny_models import VOCAB
 from tests.toy import HIDDEN, ToyForward, ToyKV

@@ -20,7 +20,8 @@ from paceline.errors import InvalidRequest
 from paceline.runner.rounds.protocol import Seat
 from paceline.runner.rounds.traits import added_by, drafter_of, drafts_trees, longest_draft
 from paceline.types import OFF, Request, Rule, SamplingParams, Speculation
-from tests.rig import BlockMade, EagleMade, Rig, build
+from tests.rig import Rig, build
+from tests.rig_drafters import BlockMade, EagleMade
 from tests.runs import plain, prompt, run, tokens_of
 from tests.tiny_models import TARGET
 

@@ -65,7 +65,7 @@ def test_the_shipped_head_reads_its_layers_and_is_accepted(tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("case", MISREAD)
 def test_misread_it_is_accepted_less(case: str, tmp_path: Path) -> None:
-    """So the bound above tells whether norms are read as they were trained."""
+    """LEAST tells whether norms are read as they were trained: with any of these faults less is accepted."""
     head = changed(tmp_path / "head", **{"eagle_config": None, IDS: [2, 15, 27], **MISREAD[case]})
     assert tokens_per_step(head)[0] < LEAST
 

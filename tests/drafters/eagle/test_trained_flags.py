@@ -5,7 +5,6 @@ of a tiny target, in plain torch (`tests.plain_eagle`), with the flags that its 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,21 @@ import torch
 from torch import Tensor
 
 from paceline.models.load import open_model
-from tests.cli.tiny_model import write_model
 from tests.heads import write_head
 from tests.plain_eagle import PlainHead, PlainTarget
 from tests.published_heads import IDS, LAYOUTS, NESTED, Layout
-from tests.trained_heads import TURNS, Text, accepted_share, answered, spread_norms
-
-Head = tuple[dict[str, Any], dict[str, Tensor]]  # config.json and tensors
-Misread = Callable[[dict[str, Any], dict[str, Tensor]], None]
+from tests.trained_heads import (
+    TURNS,
+    Head,
+    Misread,
+    Text,
+    accepted_share,
+    inside,
+    misread,
+    say,
+    spread_norms,
+    without,
+)
 
 WHOLE = {"draft_vocab_size": None}
 TRAINED = {
@@ -48,11 +54,6 @@ TRAINED = {
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Text:
-    return answered(write_model(tmp_path_factory.mktemp("target")))
-
-
-@pytest.fixture(scope="module")
 def heads(text: Text, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Head]:
     return {name: trained(layout, text, tmp_path_factory.mktemp("head")) for name, layout in TRAINED.items()}
 
@@ -70,29 +71,10 @@ def acceptance(head: Head, text: Text, folder: Path) -> float:
     return accepted_share(text, f"eagle:{write_head(folder, *head)}")
 
 
-def say(**values: Any) -> Misread:
-    return lambda config, tensors: config.update(values)
-
-
-def inside(**values: Any) -> Misread:
-    return lambda config, tensors: config[NESTED].update(values)
-
-
-def without(flag: str, *parts: str) -> Misread:
-    """As if the reader did not know some tensors."""
-
-    def change(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        config[flag] = False
-        for name in [name for name in tensors if any(part in name for part in parts)]:
-            del tensors[name]
-
-    return change
-
-
 def llama(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """A layer of Qwen3 as one of Llama, without norms of queries and keys."""
-    inside(model_type="llama")(config, tensors)
-    without("qk_norm", "q_norm", "k_norm")(config, tensors)
+    inside(NESTED, model_type="llama")(config, tensors)
+    without("q_norm", "k_norm", qk_norm=False)(config, tensors)
 
 
 def one_norm(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -103,15 +85,15 @@ def one_norm(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
 
 MISREAD: dict[str, tuple[str, Misread]] = {
     "ids of outputs as inputs": ("norms inside", say(eagle_config={IDS: [0, 0, 1]})),
-    "fc_norm ignored": ("norms inside", without("fc_norm", "fc_norm.")),
+    "fc_norm ignored": ("norms inside", without("fc_norm.", fc_norm=False)),
     "fc_norm as norm_before_fc": ("norms inside", one_norm),
     "norm_before_residual ignored": ("norms inside", say(norm_before_residual=False)),
-    "biases ignored": ("norms inside", without("attention_bias", "_proj.bias")),
+    "biases ignored": ("norms inside", without("_proj.bias", attention_bias=False)),
     "norm_output ignored": ("norms outside", say(norm_output=False)),
-    "norm_before_fc ignored": ("norms outside", without("norm_before_fc", "input_norm")),
+    "norm_before_fc ignored": ("norms outside", without("input_norm", norm_before_fc=False)),
     "norm_before_residual assumed": ("norms outside", say(norm_before_residual=True)),
     "q and k norms ignored": ("norms outside", llama),
-    "window ignored": ("norms outside", inside(layer_types=["full_attention"])),
+    "window ignored": ("norms outside", inside(NESTED, layer_types=["full_attention"])),
     "ids in another order": ("norms outside", say(**{IDS: [2, 0]})),
     "another layer": ("norms outside", say(**{IDS: [0, 1]})),
     "another mask": ("parallel", say(mask_token_id=9)),
@@ -128,9 +110,6 @@ def test_a_trained_head_is_accepted(name: str, heads: dict[str, Head], text: Tex
 @pytest.mark.unwatched
 @pytest.mark.parametrize("name", MISREAD)
 def test_a_misread_flag_costs_acceptance(name: str, heads: dict[str, Head], text: Text, tmp_path: Path) -> None:
-    head, misread = MISREAD[name]
-    values, tensors = dict(heads[head][0]), dict(heads[head][1])
-    values = {key: dict(value) if isinstance(value, dict) else value for key, value in values.items()}
-    misread(values, tensors)
-    found = acceptance((values, tensors), text, tmp_path)
+    head, change = MISREAD[name]
+    found = acceptance(misread(heads[head], change), text, tmp_path)
     assert found < 0.75

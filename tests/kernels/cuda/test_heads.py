@@ -15,7 +15,8 @@ from tests.heads import random_eagle
 from tests.kernels.cuda.conftest import ON_GPU
 from tests.kernels.cuda.test_laws import requests
 from tests.kernels.tiny_forward import rows_of
-from tests.rig import DEVICE_RIGS, build
+from tests.rig import build
+from tests.rig_drafters import DEVICE_RIGS
 from tests.runs import plain, run, tokens_of
 from tests.tiny_models import TARGET, cuda_forward, cuda_head
 

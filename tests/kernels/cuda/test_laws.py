@@ -12,7 +12,8 @@ from paceline.drafters.ngram import LookupOnDevice
 from paceline.types import Request
 from tests.laws import test_random_parameters, under_law
 from tests.odd_drafters import TreesOnDevice
-from tests.rig import DEVICE_RIGS, RIGS, SELF, DeviceRig, build
+from tests.rig import build
+from tests.rig_drafters import DEVICE_RIGS, RIGS, SELF, DeviceRig
 from tests.runs import Key, Told, plain, run, tokens_of
 from tests.tiny_models import ON_GPU, Model
 

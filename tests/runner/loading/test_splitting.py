@@ -149,7 +149,7 @@ def test_a_drafter_over_the_ranks_of_its_target(path: Path, words: str, why: str
 
 
 def test_a_drafter_with_the_same_bits(path: Path) -> None:
-    """Its format is one that can be cut within a rank."""
+    """The drafter's format is one that can be cut within a rank."""
     made = recipe(f"model:{path}", beside(path, format="int4", same_bits=True))
     assert made.model is not None
     assert made.model.stored is not None
@@ -179,7 +179,7 @@ def test_drafters_that_cannot_be_split(path: Path) -> None:
 
 
 def test_an_llm_with_a_split_drafter(path: Path) -> None:
-    """By all that `drafter_tensor_parallel` goes through: the ranks of the target have the drafter, too."""
+    """From the option to the processes: the ranks of the target have the drafter, too."""
     options: dict[str, Any] = {"tensor_parallel": 2, "drafter_tensor_parallel": 2, "measure_cost": False}
     made = LLM(str(path), format="int4", drafter=[f"model:{path},format=int4"], **options)
     target = made.parts.context.target

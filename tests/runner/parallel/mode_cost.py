@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def forwards(path: Path, format: Format, two: Ranks) -> Mapping[str, tuple[Forward, Forward]]:
-    """Without the mode, and with it."""
+    """Make forwards without the mode and with it, by the number of processes."""
     model, count = load_model(str(path), format=format), len(PAGES)
     whole: Forward
     if format.startswith("int"):

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.drafters.base import Drafter
+from paceline.drafters.model import make_drafter
 from paceline.drafters.recipe import BuildContext
 from paceline.kernels.quant import Weight
 from paceline.models.config import ModelConfig
@@ -29,7 +30,7 @@ from paceline.runner.parallel.forward import SplitForward
 from paceline.runner.parallel.ranks import Ranks
 from paceline.runner.parallel.sharded_decoder import ShardedDecoder
 from paceline.runner.parallel.split import Split, piece_of, plan_split
-from tests.rig import Made, drafter_on
+from tests.rig_drafters import Made
 from tests.tiny_models import TARGET
 
 T = TypeVar("T")
@@ -115,7 +116,7 @@ def split_drafter(path: Path, *, same_bits: bool = False, format: str = "fp32", 
         ranks, pages = context.ranks, context.pool.num_pages
         assert ranks is not None, "the target is split"
         forward = split_over(ranks, path, same_bits=same_bits, num_pages=pages, format=format)
-        return drafter_on(forward, context, mask=mask)
+        return make_drafter(forward, context, min_confidence=0.0, mask=mask)
 
     return make
 

@@ -90,7 +90,7 @@ def test_it_does_what_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_it_makes_models_of_first_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They have the keys and values of the whole model, which may go first."""
+    """A model of first layers has the keys and values of the whole one, which may go before it."""
     outputs = []
     compute = ShardedDecoder.compute
     monkeypatch.setattr(ShardedDecoder, "compute", lambda self, batch: outputs.append(compute(self, batch)))
