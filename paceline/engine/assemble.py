@@ -22,6 +22,7 @@ from paceline.runner.forwards.compiled import CompiledForward
 from paceline.runner.lanes import Lanes
 from paceline.runner.loading.memory import available_memory, memory_for
 from paceline.runner.loading.models import ReadyModel, read_model
+from paceline.runner.loading.rank_threads import threads_by_cores
 from paceline.runner.loading.splitting import check_place, split_model
 from paceline.runner.loading.stages import stage
 from paceline.runner.parallel.forward import SplitForward
@@ -78,12 +79,13 @@ def assemble(
     format: Format = "auto",
     device: str = "cpu",
     threads: int | None = None,
+    cores: int | None = None,
     config: EngineConfig,
     progress: Progress | None = None,
     recording: Progress | None = None,
 ) -> Parts:
-    """`progress`: called with bytes of weights read, and in all; `recording`: with graphs of a GPU recorded, and in
-    all."""
+    """`cores`: of all processes together, which share them where `threads` of each are not given. `progress`: called
+    with bytes of weights read, and in all; `recording`: with graphs of a GPU recorded, and in all."""
     for words in drafters:
         check_device(words, device if isinstance(target, str) else target.device)
     check_corpus(config.corpus, drafters)
@@ -92,6 +94,8 @@ def assemble(
     if isinstance(ready, str):
         ready = read_target(ready, format=format, device=device, config=config, progress=progress)
     ready = split_as_asked(ready, config, threads=threads)
+    if threads is None and cores is not None:
+        threads = threads_by_cores(cores, config.tensor_parallel)
     recipes: dict[str, Recipe] = {}
     for words in drafters:
         made = recipe(words, ready, progress=progress)

@@ -31,6 +31,11 @@ def check_threads(threads: int | None, *, same_bits: bool, compiled: bool) -> No
         )
 
 
+def threads_by_cores(cores: int, degree: int) -> int:
+    """Return the number of threads of each rank where all ranks together may use so many cores."""
+    return max(1, cores // degree)
+
+
 def threads_of_a_rank(split: Split, threads: int | None) -> ThreadChoice:
     """Return the number of threads of each rank."""
     if split.same_bits and not split.compiled:

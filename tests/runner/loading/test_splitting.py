@@ -225,6 +225,25 @@ def test_an_llm_in_shards(path: Path, format: Format) -> None:
     torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize(("cores", "ranks", "threads"), [(8, 1, 8), (8, 2, 4), (8, 4, 2), (7, 2, 3), (1, 2, 1)])
+def test_ranks_share_cores(cores: int, ranks: int, threads: int) -> None:
+    """Ranks times threads are never more than the cores where each rank can have one."""
+    assert rank_threads.threads_by_cores(cores, ranks) == threads
+
+
+@pytest.mark.parametrize(("format", "threads"), [("fp32", 1), ("int4", 2)])
+def test_cores_are_no_wish_for_threads(path: Path, format: Format, threads: int) -> None:
+    """A cluster reserves cores for a replica: the same bits in torch need one thread, whatever it reserves."""
+    before = torch.get_num_threads()
+    made = LLM(str(path), format=format, drafter=[], same_bits_across_degrees=True, cores=2)
+    assert isinstance(made.parts.context.target, SplitForward)
+    assert made.parts.context.target.ranks.threads == threads
+    asked = LLM(str(path), format="int4", drafter=[], same_bits_across_degrees=True, cores=2, threads=1)
+    assert isinstance(asked.parts.context.target, SplitForward)
+    assert asked.parts.context.target.ranks.threads == 1
+    torch.set_num_threads(before)
+
+
 def machine_of(*nodes: int) -> Machine:
     """A machine whose core i is of node `nodes[i]`, with two CPUs a core."""
     return Machine(tuple(Core((i, i + 100), node=node, efficient=False) for i, node in enumerate(nodes)))
