@@ -124,7 +124,13 @@ class ClusterConfig:
     def _check_split(self, given: Mapping[str, Any]) -> None:
         """Raise InvalidRequest if the engine's options are wrong, or a replica has no room for the ranks of a model."""
         engine, cluster = EngineConfig.of(**{name: given[name] for name in ENGINE if name in given}), self.cluster
-        if engine.tensor_parallel > max(1, cluster.cpus) and not cluster.gpus:
+        if engine.is_split and cluster.gpus:
+            option = "tensor_parallel" if engine.tensor_parallel > 1 else "same_bits_across_degrees"
+            raise InvalidRequest(
+                f"{option} with gpus {cluster.gpus:g} in the section cluster: models are split over cores of a CPU "
+                f"alone; leave out {option} and take more replicas, each with gpus 1, or leave out gpus"
+            )
+        if engine.tensor_parallel > max(1, cluster.cpus):
             raise InvalidRequest(
                 f"tensor_parallel {engine.tensor_parallel}: each rank needs a core, and Ray reserves "
                 f"{cluster.cpus:g} for a replica; raise cpus in the section cluster"

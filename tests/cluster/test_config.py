@@ -162,6 +162,14 @@ def test_paceline_s_own_version_is_in_the_version(monkeypatch: pytest.MonkeyPatc
         ({"cluster": {"upscale_delay": -1}}, "upscale_delay must be in"),
         ({"tensor_parallel": 2}, "each rank needs a core, and Ray reserves 1 for a replica; raise cpus"),
         ({"tensor_parallel": 4, "cluster": {"cpus": 3}}, "Ray reserves 3 for a replica"),
+        (
+            {"tensor_parallel": 2, "cluster": {"gpus": 2, "cpus": 4}},
+            "tensor_parallel with gpus 2 in the section cluster: .* leave out tensor_parallel .* or leave out gpus",
+        ),
+        (
+            {"same_bits_across_degrees": True, "cluster": {"gpus": 0.5}},
+            r"same_bits_across_degrees with gpus 0\.5 .* take more replicas, each with gpus 1",
+        ),
         ({"port": 70000}, "port must be between 0 and 65535"),
         ({"max_sequences": 0}, "max_sequences must be between 1"),
     ],
