@@ -75,8 +75,14 @@ class Recipe:
             return self.weight_bytes
         return self.pass_bytes if self.model is None else sum(part.bytes for part in self.model.parts)
 
+    def rank_bytes(self, num_pages: int, ranks: int) -> list[int]:
+        """Count the bytes that it will take on each rank of its target: on rank 0 alone, unless it is split as well."""
+        if self.model is not None and self.model.split is not None:
+            return self.model.rank_bytes(num_pages)
+        return [self.host_bytes(num_pages), *[0] * (ranks - 1)]
+
     def host_bytes(self, num_pages: int) -> int:
-        """Count the bytes that it will take of a CPU's memory once it is built."""
+        """Count the bytes that it will take of a CPU's memory once it is built, in this process alone."""
         return num_pages * self.page_bytes + (0 if self.model is None else self.model.unread_bytes)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -109,7 +109,7 @@ def assemble(
         threads=threads,
         max_context=memory.max_context,
         taps=taps,
-        beside=sum(made.host_bytes(memory.num_pages) for made in recipes.values()),
+        beside=_drafter_bytes(recipes.values(), ready, num_pages=memory.num_pages),
     )
     lanes = Lanes(count=config.max_sequences, max_context=memory.max_context, max_draft=config.max_draft)
     cache = KVCache(forward.kv, share_prefixes=config.prefix_cache)
@@ -192,6 +192,13 @@ def split_as_asked(ready: ReadyModel, config: EngineConfig, *, threads: int | No
         threads=threads,
     )
     return replace(split, splits_drafters=config.drafter_tensor_parallel > 1)
+
+
+def _drafter_bytes(recipes: Iterable[Recipe], target: ReadyModel, *, num_pages: int) -> list[int]:
+    """Count the bytes that drafters will take on each rank of a target."""
+    ranks = 1 if target.split is None else target.split.degree
+    each = [made.rank_bytes(num_pages, ranks) for made in recipes]
+    return [sum(of_rank) for of_rank in zip([0] * ranks, *each, strict=True)]
 
 
 def _rounds(
