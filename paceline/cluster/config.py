@@ -55,7 +55,7 @@ class ClusterOptions:
     upscale_delay: float = 10.0  # seconds for which the load must be too high
     downscale_delay: float = 120.0  # seconds for which it must be low
     routing: str = "prefix"  # prefix, session or none; a session's header counts with the first two
-    max_imbalance: int = 8  # requests that a replica may have more than the least busy one, before affinity yields
+    max_imbalance: int = 8  # requests above the least busy one of a few drawn replicas, at which affinity yields
     stats_period: float = 1.0  # seconds between two statistics of a replica for the routers
     health_period: float = 5.0  # seconds between two health checks
 

@@ -219,9 +219,27 @@ def test_reports_of_replicas_are_learnt() -> None:
     made.update_replicas([replica("a", beginnings=["h1"]), replica("b", beginnings=[])])
     assert chosen(made, pending(x_paceline_prefix="h1"))[0] == ["a"]
     made.update_replicas([replica("b")])
-    assert set(made._reported) == set(made._affinity._known) == {"b"}, "replicas that are gone take no memory"
-    made.update_replicas([replica("a"), replica("b")])
-    assert len(chosen(made, pending(x_paceline_prefix="h1"))) == 1
+    assert set(made._reported) == {"b"}
+    assert chosen(made, pending(x_paceline_prefix="h1")) == [["b"], ["b"]], "what is gone is offered no more"
+
+
+def test_a_request_is_read_once_and_replicas_when_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, request = router("a", "b"), pending(x_paceline_prefix="h1")
+    read: list[bytes] = []
+
+    def loads(data: bytes) -> Any:
+        read.append(data)
+        return pickle.loads(data)
+
+    monkeypatch.setattr("paceline.cluster.router.pickle", SimpleNamespace(loads=loads))
+    chosen(made, request)
+    before = made._by_name
+    chosen(made, request)
+    made.on_request_routed(request, SimpleNamespace(unique_id="b"), None)
+    assert (len(read), made._by_name is before) == (1, True)
+    made.update_replicas([replica("a"), replica("c")])
+    chosen(made, request)
+    assert (len(read), set(made._by_name)) == (1, {"a", "c"})
 
 
 def test_a_session_counts_before_a_prompt() -> None:
