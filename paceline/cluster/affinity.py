@@ -43,12 +43,14 @@ class Beginnings:
     """Hashes in the order of their last use, at most MAX_BEGINNINGS."""
 
     def __init__(self) -> None:
+        self.uses = 0  # so many of the latest may be new to somebody who saw none
         self._hashes: dict[str, None] = {}
 
     def add(self, hashes: Iterable[str]) -> None:
         for each in hashes:
             self._hashes.pop(each, None)
             self._hashes[each] = None
+            self.uses += 1
         while len(self._hashes) > MAX_BEGINNINGS:
             del self._hashes[next(iter(self._hashes))]
 

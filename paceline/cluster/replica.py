@@ -89,7 +89,7 @@ class Replica:
 
     def record_routing_stats(self) -> dict[str, Any]:
         """Report to the routers what this replica's prefix cache has probably seen."""
-        return {"beginnings": self._beginnings.latest(MAX_REPORTED)}
+        return {"beginnings": self._beginnings.latest(MAX_REPORTED), "uses": self._beginnings.uses}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Report the load to `scaling.Policy`."""

@@ -20,17 +20,19 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray brings no type
 
     def initialize_state(self, **options: Any) -> None:
         self._affinity = Affinity(**options)
-        self._reported: dict[str, list[str]] = {}  # latest report of each replica
+        self._uses: dict[str, int] = {}  # beginnings that each replica had read at its latest report
         self._candidates: list[RunningReplica] = []
         self._by_name: dict[str, RunningReplica] = {}  # the candidates
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        said = {each.replica_id.unique_id: (each.routing_stats or {}).get("beginnings", []) for each in replicas}
+        said = {each.replica_id.unique_id: each.routing_stats or {} for each in replicas}
+        uses = {name: report.get("uses", 0) for name, report in said.items()}
         for name, report in said.items():
-            if report is not self._reported.get(name):
-                self._affinity.learn(name, report)
-        self._reported = said
+            new = uses[name] - self._uses.get(name, 0)
+            if new > 0:  # the latest are the last
+                self._affinity.learn(name, report["beginnings"][-new:])
+        self._uses = uses
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
