@@ -106,13 +106,15 @@ def deploy(config: ClusterConfig) -> None:
 
     Replicas take over live settings while they run. Where other options differ, new ones start, and the old ones
     drain."""
+    import ray
     from ray import serve
+    from ray.serve.exceptions import RayServeException
 
     from paceline.cluster.deployment import application
 
     try:
         serve.run(application(config), name=config.cluster.name, route_prefix=config.cluster.route_prefix)
-    except RuntimeError as error:
+    except (RuntimeError, TimeoutError, RayServeException, ray.exceptions.RayError) as error:
         said = "\n".join(_messages(config.cluster.name)) or str(error)
         raise ClusterError(f"the replicas do not start: {reason(said)}") from None
 

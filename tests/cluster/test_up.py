@@ -205,6 +205,27 @@ def test_a_drain_that_takes_minutes_is_waited_for(monkeypatch: pytest.MonkeyPatc
         up._drain("p", within=605.0)
 
 
+def test_what_serve_refuses_is_an_error_that_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A prefix that another application has, such as after a change of the file: the cluster must go on."""
+    deploy = up.deploy
+    elsewhere(monkeypatch, 2.0)
+    refused = sys.modules["ray.serve.exceptions"].__dict__["RayServeException"]
+
+    def run(*_: Any, **__: Any) -> None:
+        raise refused('Prefix / is being used by application "other".')
+
+    monkeypatch.setattr("ray.serve.run", run, raising=False)
+    monkeypatch.setattr("ray.serve.status", lambda: SimpleNamespace(applications={}), raising=False)
+    file, config = tmp_path / "c.yaml", ClusterConfig.of({"model": "m"}, where="f")
+    file.write_text("model: m\n")
+    with pytest.raises(ClusterError, match='do not start: Prefix / is being used by application "other"'):
+        deploy(config)
+    command._try(lambda: command.change(config, str(file), deploy))
+    assert capsys.readouterr().out.startswith("nothing was changed: the replicas do not start: Prefix /")
+
+
 @pytest.mark.parametrize(("changed", "within"), [(1200, 1205), (60, 605), (600, 605)])
 def test_a_drain_waits_for_requests_of_every_file_that_was_read(
     changed: float, within: float, monkeypatch: pytest.MonkeyPatch
