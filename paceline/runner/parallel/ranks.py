@@ -164,12 +164,12 @@ class Ranks:
         self._lock = threading.RLock()
         self._keys = itertools.count()
         folder = tempfile.mkdtemp(prefix="paceline-ranks-")
+        self._workers: list[Worker] = []
+        self.close = weakref.finalize(self, _end, self._workers, folder)
+        self.memory = [available_memory()]  # bytes that each rank finds free
         memory = new_segment(size)
         try:
-            self._workers = [Worker(rank, command, timeout=timeout, memory=memory) for rank in range(1, size)]
-            self.close = weakref.finalize(self, _end, self._workers, folder)
-            self.memory = [available_memory()]  # bytes that each rank finds free
-            self.exchange = self._guarded(lambda: self._meet(Path(folder) / "store", threads, memory))
+            self.exchange = self._guarded(lambda: self._meet(Path(folder) / "store", command, memory))
         finally:
             os.close(memory)  # mapped by now
 
@@ -217,7 +217,12 @@ class Ranks:
         """Return the process of each worker by its rank."""
         return {worker.rank: worker.process.pid for worker in self._workers}
 
-    def _meet(self, store: Path, threads: int, memory: int) -> Exchange:
+    def _meet(self, store: Path, command: Sequence[str], memory: int) -> Exchange:
+        for rank in range(1, self.size):
+            try:
+                self._workers.append(Worker(rank, command, timeout=self.timeout, memory=memory))
+            except OSError as error:
+                raise RankLost(f"rank {rank} cannot be started: {error.strerror or error}") from error
         hellos = hear(self._workers, Hello, seconds=START_SECONDS, late="has not started within")
         for worker, hello in zip(self._workers, hellos, strict=True):
             if hello.versions != versions():
@@ -225,7 +230,7 @@ class Ranks:
                 raise RankLost(f"rank {worker.rank} runs {theirs}, and rank 0 {mine}: all ranks need the same versions")
             self.memory.append(hello.memory)
         for worker in self._workers:
-            worker.pipe.send(Join(worker.rank, self.size, str(store), self.timeout, threads, memory))
+            worker.pipe.send(Join(worker.rank, self.size, str(store), self.timeout, self.threads, memory))
         pipes = [worker.pipe.fileno() for worker in self._workers]
         return join(store, rank=0, size=self.size, timeout=self.timeout, memory=memory, pipes=pipes)
 

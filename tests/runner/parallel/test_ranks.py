@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import signal
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -425,6 +427,21 @@ def test_a_worker_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "START_SECONDS", 0.1)
     with pytest.raises(RankLost, match=r"rank 1 has not started within 0.1 s"):
         Ranks(2, threads=1, command=[sys.executable, "-c", "import time; time.sleep(60)"])
+
+
+def test_a_worker_that_cannot_be_started_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Worker] = []
+
+    def worker(rank: int, command: list[str], **options: Any) -> Worker:
+        if rank == 2:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        started.append(Worker(rank, command, **options))
+        return started[0]
+
+    monkeypatch.setattr(module, "Worker", worker)
+    with pytest.raises(RankLost, match="rank 2 cannot be started: Resource temporarily unavailable"):
+        Ranks(3, threads=1, command=fake())
+    assert started[0].process.poll() == -signal.SIGKILL
 
 
 def test_ranks_that_do_not_meet() -> None:
