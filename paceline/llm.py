@@ -99,6 +99,7 @@ class LLM:
         format: Format = "auto",
         device: str = "auto",
         threads: int | None = None,
+        cores: int | None = None,
         progress: Progress | None = None,
         recording: Progress | None = None,
         **options: Any,
@@ -108,7 +109,8 @@ class LLM:
         `drafter`: see `paceline.drafters.registry`; an empty list means none. None means the head that comes with the
         target, if one does, and on a CPU a lookup. On a CPU a lookup is also loaded beside a head or a model, and of
         several drafters the portfolio is the default; on a GPU it is the first. `device`: cpu, cuda, or auto for a GPU
-        if there is one. `options` are fields of `EngineConfig`."""
+        if there is one. `threads`: of each process; None: as many as are the fastest. `cores`: that all processes may
+        use together where there are no `threads`. `options` are fields of `EngineConfig`."""
         self._device = device = choose_device(device)
         if drafter is None:
             drafter = default_drafters(target, device, progress=progress)
@@ -120,6 +122,7 @@ class LLM:
             format=format,
             device=device,
             threads=threads,
+            cores=cores,
             config=config,
             progress=progress,
             recording=recording,

@@ -51,13 +51,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     check_extra()
     from paceline.cluster.config import ClusterConfig
-    from paceline.cluster.up import check_ray, deploy, running
+    from paceline.cluster.up import check_ray, running
 
     check_ray()
     config = ClusterConfig.read(args.config)
-    with running(config, address=args.address) as settings:
-        print(_banner(config, settings.url, args.address), flush=True)
-        follow(partial(change, config, args.config, deploy))
+    with running(config, address=args.address) as cluster:
+        print(_banner(config, cluster.settings.url, args.address), flush=True)
+        follow(partial(change, config, args.config, cluster.deploy))
     return 0
 
 

@@ -37,9 +37,11 @@ ENGINE_HELP = {
     "kv_memory": "memory for keys and values, such as 512M or 2G (default: at most 4G, a quarter of what is free; on a "
     "GPU all that weights and the largest passes leave)",
     "kv_format": "of keys and values on a GPU: bf16 or fp8",
-    "tensor_parallel": "processes that the model is split over (docs/scale.md); on a CPU, at most one for each core",
+    "tensor_parallel": "processes that the model is split over, on a CPU alone; at most one for each core "
+    "(docs/scale.md)",
     "drafter_tensor_parallel": "of these, processes that a draft model is split over: 1 or all",
-    "same_bits_across_degrees": "the same bits with every --tensor-parallel, 1 included; slower",
+    "same_bits_across_degrees": "the same bits with every --tensor-parallel that it allows, such as 1, 2, 4 and 8; "
+    "on a CPU alone, and slower",
     "rank_timeout": "seconds that a process of a split model may keep the others waiting, before all requests fail",
     "prefix_cache": "share the pages of equal beginnings",
     "default_drafter": "drafter of requests that name none, such as eagle (default: the portfolio, else the first one)",
@@ -103,7 +105,13 @@ def add_model_options(parser: ArgumentParser, *, default_target: str | None = No
     parser.add_argument(
         "--device", default="auto", metavar="DEVICE", help="auto, cpu or cuda (default: a GPU if there)"
     )
-    parser.add_argument("--threads", type=count, metavar="N", help="(default: by a measurement)")
+    parser.add_argument(
+        "--threads",
+        type=count,
+        metavar="N",
+        help="of each process, on a CPU (default: by a measurement; in torch as many as torch takes; over several "
+        "processes the cores, divided by them)",
+    )
     _add_fields(parser.add_argument_group("engine"), EngineConfig, ENGINE_HELP, on_gpu=GPU)
 
 

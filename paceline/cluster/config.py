@@ -48,14 +48,14 @@ class ClusterOptions:
     route_prefix: str = "/"  # below which its paths are
     min_replicas: int = 1
     max_replicas: int = 1  # as many as min_replicas: no autoscaling
-    cpus: float = 1.0  # cores that Ray reserves for a replica; also the threads of its ranks, unless `threads` is given
+    cpus: float = 1.0  # cores that Ray reserves for a replica; its ranks share them, unless `threads` is given
     gpus: float = 0.0  # GPUs that Ray reserves for a replica
     target_waiting: float = 4.0  # mean of waiting sequences a replica, from which another is started
     target_kv_usage: float = 0.8  # share of KV pages, from which another is started
     upscale_delay: float = 10.0  # seconds for which the load must be too high
     downscale_delay: float = 120.0  # seconds for which it must be low
     routing: str = "prefix"  # prefix, session or none; a session's header counts with the first two
-    max_imbalance: int = 8  # requests that a replica may have more than the least busy one, before affinity yields
+    max_imbalance: int = 8  # requests above the least busy one of a few drawn replicas, at which affinity yields
     stats_period: float = 1.0  # seconds between two statistics of a replica for the routers
     health_period: float = 5.0  # seconds between two health checks
 
@@ -117,23 +117,33 @@ class ClusterConfig:
         for name in self.given:
             if name in NO_EFFECT:
                 raise InvalidRequest(f"{name} has no effect in a cluster: {NO_EFFECT[name]}; leave it out")
-        engine = EngineConfig.of(**{name: self.given[name] for name in ENGINE if name in self.given})
-        if engine.tensor_parallel > max(1, self.cluster.cpus) and not self.cluster.gpus:
-            raise InvalidRequest(
-                f"tensor_parallel {engine.tensor_parallel}: each rank needs a core, and Ray reserves "
-                f"{self.cluster.cpus:g} for a replica; raise cpus in the section cluster"
-            )
+        self._check_split(self.given)
         Settings.of(**{name: value for name, value in self.given.items() if name in HINTS})
         return self
+
+    def _check_split(self, given: Mapping[str, Any]) -> None:
+        """Raise InvalidRequest if the engine's options are wrong, or a replica has no room for the ranks of a model."""
+        engine, cluster = EngineConfig.of(**{name: given[name] for name in ENGINE if name in given}), self.cluster
+        if engine.is_split and cluster.gpus:
+            option = "tensor_parallel" if engine.tensor_parallel > 1 else "same_bits_across_degrees"
+            raise InvalidRequest(
+                f"{option} with gpus {cluster.gpus:g} in the section cluster: models are split over cores of a CPU "
+                f"alone; leave out {option} and take more replicas, each with gpus 1, or leave out gpus"
+            )
+        if engine.tensor_parallel > max(1, cluster.cpus):
+            raise InvalidRequest(
+                f"tensor_parallel {engine.tensor_parallel}: each rank needs a core, and Ray reserves "
+                f"{cluster.cpus:g} for a replica; raise cpus in the section cluster"
+            )
 
     def options(self, environ: Mapping[str, str]) -> dict[str, Any]:
         """Every option of a server on a machine with these variables: they override the file, as for `serve`.
 
-        Threads, unless they are given: the cores that Ray reserves, by the ranks that share them."""
+        `cores`, which is no option of users: the cores that Ray reserves, for threads that nobody has set."""
         given = dict(self.given) | from_environment(OPTIONS, environ)
-        ranks = given.get("tensor_parallel", 1)
-        threads = {} if self.cluster.gpus else {"threads": max(1, int(self.cluster.cpus // ranks))}
-        return DEFAULTS | threads | given
+        self._check_split(given)
+        cores = {} if self.cluster.gpus else {"cores": max(1, int(self.cluster.cpus))}
+        return DEFAULTS | cores | given
 
     def drain_seconds(self, environ: Mapping[str, str]) -> float:
         """Return the seconds that a replica which is to end has for its requests, and to close after them.

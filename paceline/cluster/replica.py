@@ -52,7 +52,7 @@ class Replica:
         self.service = Service(bridge, settings, load=partial(load, given))
         self.service.app.state.metrics.replicas = self.everywhere
         await self.service.start()
-        logs.say("replica", replica=name, model=bridge.model, threads=given.get("threads"))
+        logs.say("replica", replica=name, model=bridge.model, cores=given.get("cores"), threads=given.get("threads"))
 
     def _read(self, live: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
         """Put the options together: those of the start, those that may change, and this node's variables."""
@@ -89,7 +89,7 @@ class Replica:
 
     def record_routing_stats(self) -> dict[str, Any]:
         """Report to the routers what this replica's prefix cache has probably seen."""
-        return {"beginnings": self._beginnings.latest(MAX_REPORTED)}
+        return {"beginnings": self._beginnings.latest(MAX_REPORTED), "uses": self._beginnings.uses}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Report the load to `scaling.Policy`."""

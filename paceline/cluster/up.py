@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -38,11 +39,22 @@ def check_ray(installed: Callable[[str], str] = version) -> str:
     return found
 
 
-@contextmanager
-def running(config: ClusterConfig, *, address: str | None = None) -> Iterator[Settings]:
-    """Run a cluster: of its own on this machine, or in the Ray at `address`. Yields the settings of its proxies.
+@dataclass(slots=True)
+class Cluster:
+    """A cluster that runs."""
 
-    Leaving it drains the replicas."""
+    settings: Settings  # of its proxies
+    drain_seconds: float = 0.0  # the longest that a replica which was asked for may take to end its requests
+
+    def deploy(self, config: ClusterConfig) -> None:
+        """Start the application, or change it."""
+        self.drain_seconds = max(self.drain_seconds, config.drain_seconds(os.environ))
+        deploy(config)
+
+
+@contextmanager
+def running(config: ClusterConfig, *, address: str | None = None) -> Iterator[Cluster]:
+    """Run a cluster: of its own on this machine, or in the Ray at `address`. Leaving it drains the replicas."""
     check_ray()
     given = config.options(os.environ)
     if address is None:
@@ -58,9 +70,12 @@ def running(config: ClusterConfig, *, address: str | None = None) -> Iterator[Se
     try:
         _check_room(config, [node["Resources"] for node in ray.nodes() if node["Alive"]])
         _listen(settings)
-        with _drained(config):
-            deploy(config)
-            yield settings
+        cluster = Cluster(settings)
+        try:
+            cluster.deploy(config)
+            yield cluster
+        finally:  # also of an application that did not start
+            _drain(config.cluster.name, within=cluster.drain_seconds)
     finally:
         if address is None:
             serve.shutdown()
@@ -91,24 +106,17 @@ def deploy(config: ClusterConfig) -> None:
 
     Replicas take over live settings while they run. Where other options differ, new ones start, and the old ones
     drain."""
+    import ray
     from ray import serve
+    from ray.serve.exceptions import RayServeException
 
     from paceline.cluster.deployment import application
 
     try:
         serve.run(application(config), name=config.cluster.name, route_prefix=config.cluster.route_prefix)
-    except RuntimeError as error:
+    except (RuntimeError, TimeoutError, RayServeException, ray.exceptions.RayError) as error:
         said = "\n".join(_messages(config.cluster.name)) or str(error)
         raise ClusterError(f"the replicas do not start: {reason(said)}") from None
-
-
-@contextmanager
-def _drained(config: ClusterConfig) -> Iterator[None]:
-    """End the application at the end, also one that did not start."""
-    try:
-        yield
-    finally:
-        _drain(config.cluster.name, within=config.drain_seconds(os.environ))
 
 
 def _drain(name: str, *, within: float) -> None:

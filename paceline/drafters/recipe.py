@@ -76,8 +76,14 @@ class Recipe:
             return self.weight_bytes
         return self.pass_bytes if self.model is None else sum(part.bytes for part in self.model.parts)
 
+    def rank_bytes(self, num_pages: int, ranks: int) -> list[int]:
+        """Count the bytes that it will take on each rank of its target: on rank 0 alone, unless it is split as well."""
+        if self.model is not None and self.model.split is not None:
+            return self.model.rank_bytes(num_pages)
+        return [self.host_bytes(num_pages), *[0] * (ranks - 1)]
+
     def host_bytes(self, num_pages: int) -> int:
-        """Count the bytes of a CPU's memory that the drafter will take once it is built."""
+        """Count the bytes of a CPU's memory that the drafter will take in this process, once it is built."""
         return num_pages * self.page_bytes + (0 if self.model is None else self.model.unread_bytes)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from paceline.runner.forwards.compiled import CompiledForward
 from paceline.runner.lanes import Lanes
 from paceline.runner.loading.memory import available_memory, memory_for
 from paceline.runner.loading.models import ReadyModel, read_model
+from paceline.runner.loading.rank_threads import threads_by_cores
 from paceline.runner.loading.splitting import check_place, split_model
 from paceline.runner.loading.stages import stage
 from paceline.runner.parallel.forward import SplitForward
@@ -78,12 +79,13 @@ def assemble(
     format: Format = "auto",
     device: str = "cpu",
     threads: int | None = None,
+    cores: int | None = None,
     config: EngineConfig,
     progress: Progress | None = None,
     recording: Progress | None = None,
 ) -> Parts:
-    """`progress`: called with bytes of weights read, and in all; `recording`: with graphs of a GPU recorded, and in
-    all."""
+    """`cores`: of all processes together, which share them where `threads` of each are not given. `progress`: called
+    with bytes of weights read, and in all; `recording`: with graphs of a GPU recorded, and in all."""
     for words in drafters:
         check_device(words, device if isinstance(target, str) else target.device)
     check_corpus(config.corpus, drafters)
@@ -92,6 +94,8 @@ def assemble(
     if isinstance(ready, str):
         ready = read_target(ready, format=format, device=device, config=config, progress=progress)
     ready = split_as_asked(ready, config, threads=threads)
+    if threads is None and cores is not None:
+        threads = threads_by_cores(cores, config.tensor_parallel)
     recipes: dict[str, Recipe] = {}
     for words in drafters:
         made = recipe(words, ready, progress=progress)
@@ -105,7 +109,7 @@ def assemble(
         threads=threads,
         max_context=memory.max_context,
         taps=taps,
-        beside=sum(made.host_bytes(memory.num_pages) for made in recipes.values()),
+        beside=_drafter_bytes(recipes.values(), ready, num_pages=memory.num_pages),
     )
     lanes = Lanes(count=config.max_sequences, max_context=memory.max_context, max_draft=config.max_draft)
     cache = KVCache(forward.kv, share_prefixes=config.prefix_cache)
@@ -188,6 +192,13 @@ def split_as_asked(ready: ReadyModel, config: EngineConfig, *, threads: int | No
         threads=threads,
     )
     return replace(split, splits_drafters=config.drafter_tensor_parallel > 1)
+
+
+def _drafter_bytes(recipes: Iterable[Recipe], target: ReadyModel, *, num_pages: int) -> list[int]:
+    """Count the bytes that drafters will take on each rank of a target."""
+    ranks = 1 if target.split is None else target.split.degree
+    each = [made.rank_bytes(num_pages, ranks) for made in recipes]
+    return [sum(of_rank) for of_rank in zip([0] * ranks, *each, strict=True)]
 
 
 def _rounds(

@@ -1,26 +1,27 @@
 """Routing of simulated requests: which replica takes each, and the router in front of them.
 
     random         any replica
-    least-waiting  the one with the fewest requests that have not ended; the router knows them, as answers pass it
-    prefix         the home of the prompt's prefix, unless it has more than BOUND times the mean; then least-waiting
+    least-waiting  as Paceline's router chooses for a request that names nothing: the least busy one of a few drawn
+    prefix         as it chooses by the beginning of a prompt
 
-The router itself serves one request after the other, each in the same time: a queue of its own.
+The last two are the choices of `cluster.affinity` itself. A replica is as busy as the number of requests that it has
+and that have not ended; the router knows them, as answers pass it. The router itself serves one request after the
+other, each in the same time: a queue of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any, Literal, get_args
 
 import numpy as np
 
+from paceline.cluster.affinity import NO_WISH, Affinity, Wish
 from paceline.plan.workload import Requests
 
 Routing = Literal["random", "least-waiting", "prefix"]
 ROUTINGS: tuple[str, ...] = get_args(Routing)
-# Load of a replica by the mean of all, at which prompts go elsewhere: consistent hashing with bounded loads (Mirrokni,
-# Thorup and Zadimoghaddam 2018), with the value that its authors' blog names.
-BOUND = 1.25
 
 Open = np.ndarray[Any, np.dtype[np.int64]]  # requests that have not ended, by replica
 Choose = Callable[[int], int]  # request → replica
@@ -38,19 +39,28 @@ def routed(due: Sequence[float], rate: float | None) -> list[float]:
 
 def chooser(routing: str, requests: Requests, open: Open, *, seed: int) -> Choose:
     """Make the function that chooses a replica. `open` is read at every call."""
-    random, count = np.random.default_rng(seed), len(open)
+    count = len(open)
     if routing == "random":
-        drawn: list[int] = random.integers(0, count, len(requests.due)).tolist()
+        drawn: list[int] = np.random.default_rng(seed).integers(0, count, len(requests.due)).tolist()
         return drawn.__getitem__
-    if routing == "least-waiting":
-        return lambda request: int(open.argmin())
-    assert routing == "prefix", f"no routing {routing!r}"
-    homes: list[int] = random.integers(0, count, max(requests.prefixes, default=-1) + 1).tolist()
+    assert routing in ROUTINGS, f"no routing {routing!r}"
+    numbers = {f"replica {number}": number for number in range(count)}
+    router = Affinity(random=Random(seed))
+    router.keep(numbers)
+    wishes = _wishes(requests) if routing == "prefix" else {}
 
-    def by_prefix(request: int) -> int:
-        prefix = requests.prefixes[request]
-        if prefix >= 0 and open[homes[prefix]] <= BOUND * (open.sum() + 1) / count:
-            return homes[prefix]
-        return int(open.argmin())
+    def busy(name: str) -> int:
+        return int(open[numbers[name]])
 
-    return by_prefix
+    def by_router(request: int) -> int:
+        wish = wishes.get(requests.prefixes[request], NO_WISH)
+        name = min(router.ranks(wish, busy)[0], key=busy)  # replicas of a plan always take one more
+        router.routed(wish, name)
+        return numbers[name]
+
+    return by_router
+
+
+def _wishes(requests: Requests) -> dict[int, Wish]:
+    """Make the wish of each prefix. A prompt without one wishes for nothing."""
+    return {prefix: Wish(beginnings=(f"prefix {prefix}",)) for prefix in {*requests.prefixes} if prefix >= 0}

@@ -41,7 +41,7 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
 
 
 def load_model(given: Mapping[str, Any], progress: Callable[[int, int], None]) -> LLM:
-    """Load the model with its drafters."""
+    """Load the model with its drafters. Beside options `given` may have `cores`, which a cluster reserves."""
     from paceline.drafters.registry import asked_drafters
     from paceline.llm import LLM
     from paceline.runner.loading.models import choose_device
@@ -55,6 +55,7 @@ def load_model(given: Mapping[str, Any], progress: Callable[[int, int], None]) -
         format=given["format"],
         device=device,
         threads=given.get("threads"),
+        cores=given.get("cores"),
         progress=progress,
         recording=progress,
         **{name: given[name] for name in ENGINE if given.get(name) is not None},

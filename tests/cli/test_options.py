@@ -20,7 +20,7 @@ from paceline.cli.options import (
     threshold,
 )
 from paceline.config import GPU, EngineConfig
-from paceline.engine.assemble import DEFAULT_KV_MEMORY
+from paceline.engine.assemble import DEFAULT_KV_MEMORY, read_target
 from paceline.errors import InvalidRequest
 from paceline.models.weights import Format
 from paceline.types import Grammar, Rule, SamplingParams
@@ -94,6 +94,14 @@ def test_engine_options(name: str) -> None:
 def test_a_drafter_over_all_ranks() -> None:
     config = engine_config(parse("--tensor-parallel", "4", "--drafter-tensor-parallel", "4"))
     assert config == EngineConfig(tensor_parallel=4, drafter_tensor_parallel=4)
+
+
+@pytest.mark.parametrize("options", [{"tensor_parallel": 2}, {"same_bits_across_degrees": True}], ids=str)
+def test_the_help_says_where_a_model_can_be_split(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="models are split on device cpu only"):
+        read_target("nowhere", device="cuda", config=EngineConfig(**options))
+    [name] = options
+    assert "CPU alone" in ENGINE_HELP[name]
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams)])

@@ -9,6 +9,7 @@ import pytest
 
 from paceline.cluster.config import NO_EFFECT, ClusterConfig
 from paceline.errors import InvalidRequest, UnknownOption
+from paceline.server.launch import load_model
 from paceline.server.settings import HINTS, RELOADABLE
 
 
@@ -24,7 +25,7 @@ def test_options_of_serve_and_of_the_cluster_stand_in_one_file(tmp_path: Path) -
     assert found.given == {"model": "m", "kv_memory": 2 << 20, "max_waiting": 7}
     assert found.live == {"max_waiting": 7}
     assert found.fixed == {"model": "m", "kv_memory": "2M"}
-    assert found.options({})["threads"] == 2
+    assert found.options({})["cores"] == 2
 
 
 def test_nothing_given_is_one_replica_of_the_usual_model() -> None:
@@ -34,21 +35,30 @@ def test_nothing_given_is_one_replica_of_the_usual_model() -> None:
     assert (found.live, found.fixed) == ({}, {})
 
 
-def test_threads_are_the_cores_that_ray_reserves_unless_given() -> None:
-    assert config(cluster={"cpus": 0.25}).options({})["threads"] == 1
-    assert config(cluster={"cpus": 4}, threads=3).options({})["threads"] == 3
-    assert "threads" not in config(cluster={"gpus": 1}).options({})
+@pytest.mark.parametrize(("cpus", "cores"), [(8, 8), (2.5, 2), (3.9, 3), (0.25, 1), (0, 1)])
+def test_a_replica_has_the_cores_that_ray_reserves(cpus: float, cores: int) -> None:
+    """They are no wish for threads: what the same bits need is decided where the model is read."""
+    found = config(cluster={"cpus": cpus}).options({})
+    assert found["cores"] == cores
+    assert "threads" not in found
+    assert config(cluster={"cpus": cpus}, threads=3).options({})["threads"] == 3
 
 
-@pytest.mark.parametrize(
-    ("cpus", "ranks", "threads"), [(8, 1, 8), (8, 2, 4), (8, 4, 2), (7, 2, 3), (2.5, 1, 2), (3.9, 2, 1), (0.25, 1, 1)]
-)
-def test_ranks_share_the_cores_that_ray_reserves(cpus: float, ranks: int, threads: int) -> None:
-    """Ranks times threads are never more than the cores, so that a replica takes none of its neighbours'."""
-    assert config(cluster={"cpus": cpus}, tensor_parallel=ranks).options({})["threads"] == threads
-    variable = {"PACELINE_TENSOR_PARALLEL": str(ranks)}
-    assert config(cluster={"cpus": cpus}).options(variable)["threads"] == threads
-    assert config(cluster={"cpus": cpus}, tensor_parallel=ranks, threads=5).options({})["threads"] == 5
+def test_cores_reach_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, Any] = {}
+    monkeypatch.setattr("paceline.llm.LLM", lambda model, **options: told.update(options))
+    given = config(drafter=[], device="cpu", cluster={"cpus": 3}).options({})
+    load_model(given, lambda done, total: None)
+    assert (told["cores"], told["threads"]) == (3, None)
+
+
+def test_a_replica_with_gpus_has_threads_as_a_server() -> None:
+    assert not {"cores", "threads"} & config(cluster={"gpus": 1}).options({}).keys()
+
+
+def test_variables_of_a_node_that_do_not_fit_are_refused_there() -> None:
+    with pytest.raises(InvalidRequest, match="tensor_parallel 4: each rank needs a core, and Ray reserves 2"):
+        config(cluster={"cpus": 2}).options({"PACELINE_TENSOR_PARALLEL": "4"})
 
 
 def test_the_environment_of_a_node_counts_before_the_file() -> None:
@@ -152,6 +162,14 @@ def test_paceline_s_own_version_is_in_the_version(monkeypatch: pytest.MonkeyPatc
         ({"cluster": {"upscale_delay": -1}}, "upscale_delay must be in"),
         ({"tensor_parallel": 2}, "each rank needs a core, and Ray reserves 1 for a replica; raise cpus"),
         ({"tensor_parallel": 4, "cluster": {"cpus": 3}}, "Ray reserves 3 for a replica"),
+        (
+            {"tensor_parallel": 2, "cluster": {"gpus": 2, "cpus": 4}},
+            "tensor_parallel with gpus 2 in the section cluster: .* leave out tensor_parallel .* or leave out gpus",
+        ),
+        (
+            {"same_bits_across_degrees": True, "cluster": {"gpus": 0.5}},
+            r"same_bits_across_degrees with gpus 0\.5 .* take more replicas, each with gpus 1",
+        ),
         ({"port": 70000}, "port must be between 0 and 65535"),
         ({"max_sequences": 0}, "max_sequences must be between 1"),
     ],

@@ -12,6 +12,7 @@ import pytest
 
 from paceline import __version__
 from paceline.cluster import app
+from paceline.cluster.affinity import Affinity, Beginnings
 from paceline.cluster.config import LAST_ANSWERS_SECONDS, ClusterConfig
 from paceline.cluster.replica import Replica
 from paceline.config import EngineConfig
@@ -216,12 +217,45 @@ def test_a_busy_replica_gives_up_its_prompts() -> None:
 
 def test_reports_of_replicas_are_learnt() -> None:
     made = router("a", "b")
-    made.update_replicas([replica("a", beginnings=["h1"]), replica("b", beginnings=[])])
+    made.update_replicas([replica("a", beginnings=["h1"], uses=1), replica("b", beginnings=[], uses=0)])
     assert chosen(made, pending(x_paceline_prefix="h1"))[0] == ["a"]
     made.update_replicas([replica("b")])
-    assert set(made._reported) == set(made._affinity._known) == {"b"}, "replicas that are gone take no memory"
-    made.update_replicas([replica("a"), replica("b")])
-    assert len(chosen(made, pending(x_paceline_prefix="h1"))) == 1
+    assert set(made._uses) == {"b"}
+    assert chosen(made, pending(x_paceline_prefix="h1")) == [["b"], ["b"]], "what is gone is offered no more"
+
+
+def test_of_a_report_only_what_is_new_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica reports what it has read for minutes; thousands of replicas report every second."""
+    made, known = router("a"), Beginnings()
+    learnt: list[list[str]] = []
+
+    def learn(self: Affinity, replica: str, beginnings: list[str]) -> None:
+        learnt.append(beginnings)
+
+    monkeypatch.setattr(Affinity, "learn", learn)
+    for read in (["h1", "h2"], [], ["h1", "h3"], ["h3"]):
+        known.add(read)
+        made.update_replicas([replica("a", beginnings=known.latest(9), uses=known.uses)])
+    assert learnt == [["h1", "h2"], ["h1", "h3"], ["h3"]]
+
+
+def test_a_request_is_read_once_and_replicas_when_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, request = router("a", "b"), pending(x_paceline_prefix="h1")
+    read: list[bytes] = []
+
+    def loads(data: bytes) -> Any:
+        read.append(data)
+        return pickle.loads(data)
+
+    monkeypatch.setattr("paceline.cluster.router.pickle", SimpleNamespace(loads=loads))
+    chosen(made, request)
+    before = made._by_name
+    chosen(made, request)
+    made.on_request_routed(request, SimpleNamespace(unique_id="b"), None)
+    assert (len(read), made._by_name is before) == (1, True)
+    made.update_replicas([replica("a"), replica("c")])
+    chosen(made, request)
+    assert (len(read), set(made._by_name)) == (1, {"a", "c"})
 
 
 def test_a_session_counts_before_a_prompt() -> None:

@@ -169,11 +169,11 @@ def test_a_scrape_needs_a_key_where_requests_do(llm: LLM) -> None:
 def test_routers_are_told_what_was_read(llm: LLM) -> None:
     async def work() -> None:
         one = await started(llm)
-        assert one.replica.record_routing_stats() == {"beginnings": []}
+        assert one.replica.record_routing_stats() == {"beginnings": [], "uses": 0}
         await one.complete({"x-paceline-prefix": "h1,h2"})
         await one.complete({"x-paceline-prefix": "h1,h3"})
         await one.complete({"x-paceline-prefix": ""})
-        assert one.replica.record_routing_stats() == {"beginnings": ["h2", "h1", "h3"]}
+        assert one.replica.record_routing_stats() == {"beginnings": ["h2", "h1", "h3"], "uses": 4}
         await one.replica.close()
 
     play(work())

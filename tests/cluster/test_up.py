@@ -109,8 +109,8 @@ def test_ports_and_devices_of_this_machine_are_no_matter_elsewhere(monkeypatch: 
         taken.listen()
         port = taken.getsockname()[1]
         config = ClusterConfig.of({"port": port, "device": "cuda", "host": "127.0.0.1"}, where="f")
-        with up.running(config, address="ray://head:10001") as settings:
-            assert (settings.host, settings.port) == ("127.0.0.1", port)
+        with up.running(config, address="ray://head:10001") as cluster:
+            assert (cluster.settings.host, cluster.settings.port) == ("127.0.0.1", port)
     assert ray.told == ["init", "listen", "deploy", "delete", "shutdown"], "Serve there goes on"
 
 
@@ -203,6 +203,48 @@ def test_a_drain_that_takes_minutes_is_waited_for(monkeypatch: pytest.MonkeyPatc
     ends = 100
     with pytest.raises(ClusterError, match="Ray has not ended the application p within 605 s"):
         up._drain("p", within=605.0)
+
+
+def test_what_serve_refuses_is_an_error_that_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A prefix that another application has, such as after a change of the file: the cluster must go on."""
+    deploy = up.deploy
+    elsewhere(monkeypatch, 2.0)
+    refused = sys.modules["ray.serve.exceptions"].__dict__["RayServeException"]
+
+    def run(*_: Any, **__: Any) -> None:
+        raise refused('Prefix / is being used by application "other".')
+
+    monkeypatch.setattr("ray.serve.run", run, raising=False)
+    monkeypatch.setattr("ray.serve.status", lambda: SimpleNamespace(applications={}), raising=False)
+    file, config = tmp_path / "c.yaml", ClusterConfig.of({"model": "m"}, where="f")
+    file.write_text("model: m\n")
+    with pytest.raises(ClusterError, match='do not start: Prefix / is being used by application "other"'):
+        deploy(config)
+    command._try(lambda: command.change(config, str(file), deploy))
+    assert capsys.readouterr().out.startswith("nothing was changed: the replicas do not start: Prefix /")
+
+
+@pytest.mark.parametrize(("changed", "within"), [(1200, 1205), (60, 605), (600, 605)])
+def test_a_drain_waits_for_requests_of_every_file_that_was_read(
+    changed: float, within: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command gives up no earlier than Ray may, whichever file is the newest."""
+    elsewhere(monkeypatch, 2.0)
+
+    def delete(name: str) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr("ray.serve.delete", delete)
+    first, second = (ClusterConfig.of({"request_timeout": seconds}, where="f") for seconds in (600, changed))
+
+    def live() -> None:
+        with up.running(first, address="auto") as cluster:
+            cluster.deploy(second)
+
+    with pytest.raises(ClusterError, match=f"has not ended the application paceline within {within} s"):
+        live()
 
 
 def test_the_reason_of_a_replica_is_found_in_what_ray_says() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from paceline.cluster.affinity import Affinity, Busy, Wish
 from paceline.plan.cluster import Outcome, simulate
 from paceline.plan.cluster_report import _tokens_by
 from paceline.plan.passes import prompt_seconds
@@ -209,9 +210,26 @@ def test_routing_by_prefix_finds_prefixes_and_spreads_the_load() -> None:
     requests = some(rate=60, prefixes=64, prefix_tokens=30)
     found = {routing: simulate(service(), requests, replicas=16, routing=routing) for routing in ("random", "prefix")}
     assert found["prefix"].hits > 1.2 * found["random"].hits
-    hot = replace(requests, prefixes=[0] * len(requests.due))
-    busy = simulate(service(), hot, replicas=16, routing="prefix").busy
-    assert min(busy) > 0  # one prefix for all, and no replica is idle
+    hot = simulate(service(), replace(requests, prefixes=[0] * len(requests.due)), replicas=16, routing="prefix")
+    assert sum(seconds > 0 for seconds in hot.busy) > 4, "one prefix for all, and several replicas take it"
+    alone = simulate(service(), replace(requests, prefixes=[0] * len(requests.due)), replicas=1, routing="prefix")
+    assert hot.seconds < 0.5 * alone.seconds
+
+
+@pytest.mark.parametrize("routing", ["least-waiting", "prefix"])
+def test_the_simulation_asks_the_router_of_the_product(routing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Wish] = []
+    ranks = Affinity.ranks
+
+    def heard(self: Affinity, wish: Wish, busy: Busy) -> list[list[str]]:
+        asked.append(wish)
+        return ranks(self, wish, busy)
+
+    monkeypatch.setattr(Affinity, "ranks", heard)
+    requests = some(prefixes=9, prefix_tokens=20)
+    simulate(service(), requests, replicas=3, routing=routing)
+    assert len(asked) == len(requests.due)
+    assert len({wish.beginnings for wish in asked}) == (9 if routing == "prefix" else 1)
 
 
 def test_the_same_seed_gives_the_same_figures() -> None:

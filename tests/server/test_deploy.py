@@ -11,10 +11,12 @@ from typing import Any, cast
 import pytest
 import yaml
 
+from paceline.cache_home import cache_home
 from paceline.cli.main import build_parsers
 from paceline.engine.stats import Measured, Measurement, Snapshot
 from paceline.server.app import create_app
 from paceline.server.bridge import Bridge
+from paceline.server.canary.store import state_folder
 from paceline.server.gather import gather
 from paceline.server.launch import LOADING
 from paceline.server.metrics import Metrics
@@ -208,7 +210,35 @@ def test_containers_may_do_nothing_but_serve() -> None:
     assert POD["automountServiceAccountToken"] is POD["enableServiceLinks"] is False
     paceline = COMPOSE["services"]["paceline"]
     assert (paceline["read_only"], paceline["cap_drop"]) == (True, ["ALL"])
-    assert {mount["mountPath"] for mount in CONTAINER["volumeMounts"]} >= {"/cache", "/tmp"}  # compiled kernels
+
+
+def writable_in_the_pod() -> list[str]:
+    kept = {volume["name"] for volume in POD["volumes"] if "emptyDir" in volume}
+    return [mount["mountPath"] for mount in CONTAINER["volumeMounts"] if mount["name"] in kept]
+
+
+def writable_in_compose() -> list[str]:
+    service = COMPOSE["services"]["paceline"]
+    mounted = dict(volume.split(":") for volume in service["volumes"])
+    assert mounted.keys() == COMPOSE["volumes"].keys()
+    return [*mounted.values(), *service["tmpfs"]]
+
+
+@pytest.mark.parametrize("writable", [writable_in_the_pod(), writable_in_compose()], ids=["k8s", "compose"])
+def test_what_the_server_writes_has_a_place_where_the_root_is_read_only(
+    writable: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled kernels, models from a hub, and the state of drafters, default and canary."""
+    environment = dict(re.findall(r"(\w+)=(\S+)", docker("ENV")[0]))
+    for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME", "HF_HOME", "PACELINE_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+        if name in environment:
+            monkeypatch.setenv(name, environment[name])
+    config = yaml.safe_load(MANIFESTS["configmap"]["data"]["paceline.yaml"])
+    folders = [cache_home(), state_folder(config.get("state_dir"), "smollm2"), Path(environment["HF_HOME"])]
+    assert all(any(folder.is_relative_to(place) for place in writable) for folder in folders)
+    [owned] = re.findall(r"install --directory --owner paceline --group paceline (.*)", docker("RUN")[-1])
+    assert set(owned.split()) == set(docker("VOLUME")[0].split()) == set(writable) - {"/tmp"}
 
 
 # The dashboard.

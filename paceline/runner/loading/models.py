@@ -46,7 +46,7 @@ from paceline.runner.loading.rank_threads import threads_of_a_rank
 from paceline.runner.loading.shortlist import fill_shortlist
 from paceline.runner.loading.stages import stage
 from paceline.runner.parallel.forward import split_forward
-from paceline.runner.parallel.rank_memory import bytes_of_ranks
+from paceline.runner.parallel.rank_memory import Need, bytes_of_ranks
 from paceline.runner.parallel.ranks import Ranks
 from paceline.runner.parallel.split import Split
 from paceline.text.tokenizer import Tokenizer
@@ -109,6 +109,12 @@ class ReadyModel:
             return self._layout().size
         return sum(part.bytes for part in self.parts) if self.stored else 0
 
+    def rank_bytes(self, num_pages: int) -> list[int]:
+        """Count the bytes of weights and KV memory that it will take on each rank of its split."""
+        assert self.split is not None, f"{self.name} is not split"
+        kv_bytes = num_pages * self.page_bytes
+        return bytes_of_ranks(self.model.weights, self.model.config, self.split, kv_bytes=kv_bytes)
+
     @property
     def device(self) -> str:
         return str(self.decoder.device) if self.decoder else "cpu"
@@ -137,13 +143,13 @@ class ReadyModel:
         threads: int | None,
         max_context: int,
         taps: Sequence[int] = (),
-        beside: int = 0,
+        beside: Sequence[int] = (),
         ranks: Ranks | None = None,
     ) -> Forward:
         """Build the Forward. It takes ownership of the weights, and may empty the mapping.
 
-        `beside`: bytes of drafters, for which the ranks of a split target need room. `ranks`: those of the target, over
-        which a drafter is split."""
+        `beside`: bytes of drafters on each rank of a split target, which needs room for them. `ranks`: those of the
+        target, over which a drafter is split."""
         config = self.model.config
         if self.decoder is not None:
             from paceline.runner.forwards.cuda import CudaForward, new_kv
@@ -184,15 +190,14 @@ class ReadyModel:
         threads: int | None,
         max_context: int,
         taps: Sequence[int],
-        beside: int,
+        beside: Sequence[int],
         ranks: Ranks | None,
     ) -> Forward:
         """Have each rank read its shards, and start the ranks before if there are none."""
         assert self.split is not None, f"{self.name} is not split"
         assert self.stored is not None, "ranks read weights from files"
-        needs = bytes_of_ranks(
-            self.model.weights, self.model.config, self.split, kv_bytes=num_pages * self.page_bytes, beside=beside
-        )
+        own = self.rank_bytes(num_pages)
+        needs = [Need(*each) for each in zip(own, beside or [0] * len(own), strict=True)]
         return split_forward(
             str(self.model.path),
             split=self.split,

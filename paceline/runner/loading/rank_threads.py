@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 
 from paceline.errors import InvalidRequest
 from paceline.kernels.cpu.abi import RANKS_MAX
@@ -30,6 +31,11 @@ def check_threads(threads: int | None, *, same_bits: bool, compiled: bool) -> No
         )
 
 
+def threads_by_cores(cores: int, degree: int) -> int:
+    """Return the number of threads of each rank where all ranks together may use so many cores."""
+    return max(1, cores // degree)
+
+
 def threads_of_a_rank(split: Split, threads: int | None) -> ThreadChoice:
     """Return the number of threads of each rank."""
     if split.same_bits and not split.compiled:
@@ -39,18 +45,33 @@ def threads_of_a_rank(split: Split, threads: int | None) -> ThreadChoice:
     return ThreadChoice(max(1, default_threads() // split.degree), "a rank: cores by ranks")
 
 
-def keep_to_own_cores(rank: int, threads: int) -> None:
-    """Let a worker use only its own cores where memory has several nodes: else all ranks would take those of the first.
+def keep_to_own_cores(rank: int, *, degree: int, threads: int) -> None:
+    """Let a worker use only the NUMA nodes of its place among the ranks: else all ranks would take the first node.
 
     Rank 0, which has the engine too, takes the first cores anyway."""
-    cpus = cpus_of_a_rank(read_machine(), rank, threads)
+    cpus = cpus_of_a_rank(_whole_machine(), rank, degree=degree, threads=threads)
     if cpus and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cpus)
 
 
-def cpus_of_a_rank(machine: Machine, rank: int, threads: int) -> set[int]:
-    """Return the CPUs that a worker keeps to; none: it runs anywhere."""
-    cores = machine.cores[rank * threads : (rank + 1) * threads]
-    if rank == 0 or machine.nodes == 1 or len(cores) < threads:
+def cpus_of_a_rank(machine: Machine, rank: int, *, degree: int, threads: int) -> set[int]:
+    """Return the CPUs that a worker keeps to; none: it runs anywhere.
+
+        cores    0 1 2 3 │ 4 5 6 7       of two nodes, for 2 ranks of 2 threads
+        places   0         1             rank 1 keeps to all of the second node
+
+    The places of ranks are as far apart as they can be, so that few threads still read memory of several nodes. All
+    cores of these nodes are allowed: other servers on the machine choose the same nodes, and the system can move
+    threads apart."""
+    among = machine.performance if degree * threads <= len(machine.performance) else machine.cores
+    first = rank * len(among) // degree
+    nodes = {core.node for core in among[first : first + threads]}
+    if rank == 0 or machine.nodes == 1 or len(among) < first + threads:
         return set()
-    return {cpu for core in cores for cpu in core.cpus}
+    return {cpu for core in among if core.node in nodes for cpu in core.cpus}
+
+
+@cache
+def _whole_machine() -> Machine:
+    """Return the machine as it was before this process kept to a part of it: a second model has the same place."""
+    return read_machine()

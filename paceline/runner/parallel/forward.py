@@ -21,7 +21,7 @@ from paceline.models.weights import Format, Progress
 from paceline.runner.parallel.exchange import Exchange
 from paceline.runner.parallel.messages import Lead, Load
 from paceline.runner.parallel.part import Part, load_part, use_threads
-from paceline.runner.parallel.rank_memory import check_memory
+from paceline.runner.parallel.rank_memory import Need, check_memory
 from paceline.runner.parallel.ranks import Ranks
 from paceline.runner.parallel.split import Split
 
@@ -133,7 +133,7 @@ def split_forward(
     split: Split,
     format: Format,
     dtype: torch.dtype,
-    needs: Sequence[int],
+    needs: Sequence[Need],
     num_pages: int,
     threads: int,
     timeout: float,
@@ -142,8 +142,8 @@ def split_forward(
     progress: Progress | None = None,
     ranks: Ranks | None = None,
 ) -> SplitForward:
-    """Load a model on ranks, which are started unless another model has `ranks` already. `needs`: bytes that each rank
-    will hold, which ranks that are started must have."""
+    """Load a model on ranks, which are started unless another model has `ranks` already. `needs`: of each
+    rank, for which ranks that are started must have room."""
     new = ranks is None
     if ranks is None:
         use_threads(1 if split.compiled else threads)

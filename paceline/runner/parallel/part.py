@@ -53,7 +53,7 @@ def load_part(load: Load, exchange: Exchange, *, progress: Progress | None = Non
         use_threads(load.torch_threads)
         if not load.split.compiled:
             return _read_shards(load, exchange, progress)
-        keep_to_own_cores(exchange.rank, load.threads)
+        keep_to_own_cores(exchange.rank, degree=load.split.degree, threads=load.threads)
         return read_compiled(load, exchange, progress)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "alloc" not in str(error):

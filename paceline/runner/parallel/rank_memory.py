@@ -1,11 +1,12 @@
 """Memory that each rank will hold, counted before weights are read; too much for the machine is an error.
 
-Rank 0 holds more than the others: the drafters and their KV memory are in its process.
+Drafters and their KV memory are on rank 0, but for those that are split as the target is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -21,28 +22,38 @@ from paceline.runner.parallel.split import Split, shard_config
 FLOAT_BYTES = 4  # of a number that torch computes with after it was stored otherwise
 
 
-def bytes_of_ranks(
-    described: Mapping[str, Weight], config: ModelConfig, split: Split, *, kv_bytes: int, beside: int
-) -> list[int]:
-    """Count the bytes that each rank will hold. `described`: all weights, as they will be read; `kv_bytes`: bytes of KV
-    memory on all ranks together; `beside`: bytes of drafters."""
-    weights = [_weight_bytes(described, config, split, rank) for rank in range(split.degree)]
-    needs = [each + kv_bytes // split.degree for each in weights]
-    return [needs[0] + beside, *needs[1:]]
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes that a rank will hold."""
+
+    target: int  # weights and KV memory
+    drafters: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.target + self.drafters
 
 
-def check_memory(free: Sequence[int], needs: Sequence[int]) -> None:
+def bytes_of_ranks(described: Mapping[str, Weight], config: ModelConfig, split: Split, *, kv_bytes: int) -> list[int]:
+    """Count the bytes of a model that each rank will hold. `described`: all weights, as they will be read; `kv_bytes`:
+    of the KV memory of all ranks."""
+    return [_weight_bytes(described, config, split, rank) + kv_bytes // split.degree for rank in range(split.degree)]
+
+
+def check_memory(free: Sequence[int], needs: Sequence[Need]) -> None:
     """Raise OutOfMemory if a rank does not fit beside the others. `free`: bytes that each finds on the machine, before
-    any has read weights; `needs`: bytes that each will hold."""
-    lacking = [rank for rank, found in enumerate(free) if found < sum(needs)]
+    any has read weights."""
+    total = sum(need.bytes for need in needs)
+    lacking = [rank for rank, found in enumerate(free) if found < total]
     if not lacking:
         return
-    rank = max(lacking, key=lambda rank: (needs[rank] - free[rank], -rank))
-    others = f" beside {_spelt(sum(needs) - needs[rank])} of the other ranks" if len(needs) > 1 else ""
-    held = "weights, KV cache and drafters" if rank == 0 else "weights and KV cache"
+    rank = max(lacking, key=lambda rank: (needs[rank].bytes - free[rank], -rank))
+    need = needs[rank]
+    drafters = f", {_spelt(need.drafters)} of them for drafters," if need.drafters else ""
+    others = f" beside {_spelt(total - need.bytes)} of the other ranks" if len(needs) > 1 else ""
     raise OutOfMemory(
-        f"rank {rank} needs {_spelt(needs[rank])} for {held}{others}, and {_spelt(free[rank])} are free: lower "
-        "kv_memory or max_context, or take a smaller format"
+        f"rank {rank} needs {_spelt(need.bytes)} for weights and KV cache{drafters}{others}, and {_spelt(free[rank])} "
+        "are free: lower kv_memory or max_context, or take a smaller format"
     )
 
 

@@ -24,6 +24,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -81,15 +82,6 @@ class Worker:
         self.rank = rank
         self.pipe = Pipe(mine.detach(), timeout=timeout)
 
-    def receive(self, kind: type[T], *, seconds: float, late: str) -> T:
-        """Wait for a message. Raises the worker's own error if it failed, and RankLost if it ended or is late, which
-        `late` says in words."""
-        if not self.pipe.poll(seconds):
-            raise RankLost(f"rank {self.rank} {late} {seconds:g} s")
-        message = self.take()
-        assert isinstance(message, kind), f"rank {self.rank} sent {message}"
-        return message
-
     def take(self) -> Message:
         """Return the message that is there. Raises the worker's own error if it failed, and RankLost if it ended."""
         try:
@@ -118,6 +110,23 @@ class Worker:
             return self.pipe.receive() if self.pipe.poll() else None
         except (EOFError, OSError):
             return None
+
+
+def hear(workers: Sequence[Worker], kind: type[T], *, seconds: float, late: str) -> list[T]:
+    """Wait for a message of each worker, in the order in which they come: the first that fails is heard at once.
+
+    Raises the worker's own error if it failed, and RankLost if it ended or is late, which `late` says in words."""
+    until = time.monotonic() + seconds
+    heard: dict[int, T] = {}
+    while silent := [worker for worker in workers if worker.rank not in heard]:
+        ready = wait([worker.pipe.fileno() for worker in silent], max(0.0, until - time.monotonic()))
+        if not ready:
+            raise RankLost(f"rank {silent[0].rank} {late} {seconds:g} s")
+        for worker in (worker for worker in silent if worker.pipe.fileno() in ready):
+            message = worker.take()
+            assert isinstance(message, kind), f"rank {worker.rank} sent {message}"
+            heard[worker.rank] = message
+    return [heard[worker.rank] for worker in workers]
 
 
 class Loading:
@@ -155,12 +164,12 @@ class Ranks:
         self._lock = threading.RLock()
         self._keys = itertools.count()
         folder = tempfile.mkdtemp(prefix="paceline-ranks-")
+        self._workers: list[Worker] = []
+        self.close = weakref.finalize(self, _end, self._workers, folder)
+        self.memory = [available_memory()]  # bytes that each rank finds free
         memory = new_segment(size)
         try:
-            self._workers = [Worker(rank, command, timeout=timeout, memory=memory) for rank in range(1, size)]
-            self.close = weakref.finalize(self, _end, self._workers, folder)
-            self.memory = [available_memory()]  # bytes that each rank finds free
-            self.exchange = self._guarded(lambda: self._meet(Path(folder) / "store", threads, memory))
+            self.exchange = self._guarded(lambda: self._meet(Path(folder) / "store", command, memory))
         finally:
             os.close(memory)  # mapped by now
 
@@ -200,8 +209,7 @@ class Ranks:
 
         def all_there() -> None:
             self._tell(Ping())
-            for worker in self._workers:
-                worker.receive(Pong, seconds=self.timeout, late="is stuck: no answer for")
+            hear(self._workers, Pong, seconds=self.timeout, late="is stuck: no answer for")
 
         self._guarded(all_there)
 
@@ -209,15 +217,20 @@ class Ranks:
         """Return the process of each worker by its rank."""
         return {worker.rank: worker.process.pid for worker in self._workers}
 
-    def _meet(self, store: Path, threads: int, memory: int) -> Exchange:
-        for worker in self._workers:
-            hello = worker.receive(Hello, seconds=START_SECONDS, late="has not started within")
+    def _meet(self, store: Path, command: Sequence[str], memory: int) -> Exchange:
+        for rank in range(1, self.size):
+            try:
+                self._workers.append(Worker(rank, command, timeout=self.timeout, memory=memory))
+            except OSError as error:
+                raise RankLost(f"rank {rank} cannot be started: {error.strerror or error}") from error
+        hellos = hear(self._workers, Hello, seconds=START_SECONDS, late="has not started within")
+        for worker, hello in zip(self._workers, hellos, strict=True):
             if hello.versions != versions():
                 theirs, mine = ", ".join(hello.versions), ", ".join(versions())
                 raise RankLost(f"rank {worker.rank} runs {theirs}, and rank 0 {mine}: all ranks need the same versions")
             self.memory.append(hello.memory)
         for worker in self._workers:
-            worker.pipe.send(Join(worker.rank, self.size, str(store), self.timeout, threads, memory))
+            worker.pipe.send(Join(worker.rank, self.size, str(store), self.timeout, self.threads, memory))
         pipes = [worker.pipe.fileno() for worker in self._workers]
         return join(store, rank=0, size=self.size, timeout=self.timeout, memory=memory, pipes=pipes)
 

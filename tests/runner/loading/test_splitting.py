@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -223,15 +225,73 @@ def test_an_llm_in_shards(path: Path, format: Format) -> None:
     torch.set_num_threads(before)
 
 
-def test_workers_keep_to_their_own_cores() -> None:
-    """Where memory has several nodes; rank 0, which starts the workers, takes the first cores anyway."""
-    cores = tuple(Core((i, i + 8), node=i // 4, efficient=False) for i in range(8))
-    two_nodes = Machine(cores)
-    assert rank_threads.cpus_of_a_rank(two_nodes, 0, 4) == set()
-    assert rank_threads.cpus_of_a_rank(two_nodes, 1, 4) == {4, 5, 6, 7, 12, 13, 14, 15}
-    assert rank_threads.cpus_of_a_rank(two_nodes, 2, 3) == set(), "there are too few left"
-    one_node = Machine(tuple(replace(core, node=0) for core in cores))
-    assert rank_threads.cpus_of_a_rank(one_node, 1, 4) == set()
+@pytest.mark.parametrize(("cores", "ranks", "threads"), [(8, 1, 8), (8, 2, 4), (8, 4, 2), (7, 2, 3), (1, 2, 1)])
+def test_ranks_share_cores(cores: int, ranks: int, threads: int) -> None:
+    """Ranks times threads are never more than the cores where each rank can have one."""
+    assert rank_threads.threads_by_cores(cores, ranks) == threads
+
+
+@pytest.mark.parametrize(("format", "threads"), [("fp32", 1), ("int4", 2)])
+def test_cores_are_no_wish_for_threads(path: Path, format: Format, threads: int) -> None:
+    """A cluster reserves cores for a replica: the same bits in torch need one thread, whatever it reserves."""
+    before = torch.get_num_threads()
+    made = LLM(str(path), format=format, drafter=[], same_bits_across_degrees=True, cores=2)
+    assert isinstance(made.parts.context.target, SplitForward)
+    assert made.parts.context.target.ranks.threads == threads
+    asked = LLM(str(path), format="int4", drafter=[], same_bits_across_degrees=True, cores=2, threads=1)
+    assert isinstance(asked.parts.context.target, SplitForward)
+    assert asked.parts.context.target.ranks.threads == 1
+    torch.set_num_threads(before)
+
+
+def machine_of(*nodes: int) -> Machine:
+    """A machine whose core i is of node `nodes[i]`, with two CPUs a core."""
+    return Machine(tuple(Core((i, i + 100), node=node, efficient=False) for i, node in enumerate(nodes)))
+
+
+def kept(machine: Machine, rank: int, *, degree: int, threads: int) -> list[int]:
+    """The cores that a worker keeps to."""
+    cpus = rank_threads.cpus_of_a_rank(machine, rank, degree=degree, threads=threads)
+    assert {cpu for cpu in cpus if cpu >= 100} == {cpu + 100 for cpu in cpus if cpu < 100}
+    return sorted(cpu for cpu in cpus if cpu < 100)
+
+
+TWO, FOUR = machine_of(*[0] * 4, *[1] * 4), machine_of(*[0] * 2, *[1] * 2, *[2] * 2, *[3] * 2)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+def test_few_threads_are_still_spread_over_the_nodes(threads: int) -> None:
+    """Rank 0, which starts the workers, takes the first cores anyway."""
+    assert kept(TWO, 0, degree=2, threads=threads) == []
+    assert kept(TWO, 1, degree=2, threads=threads) == [4, 5, 6, 7]
+
+
+def test_a_worker_is_held_to_nodes_and_to_no_core_of_them() -> None:
+    """Else the ranks of several servers on one machine would be held to the same cores, beside cores that idle."""
+    assert [kept(TWO, rank, degree=4, threads=1) for rank in range(4)] == [[], [0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7]]
+    assert [kept(FOUR, rank, degree=4, threads=2) for rank in (1, 2, 3)] == [[2, 3], [4, 5], [6, 7]]
+
+
+def test_a_worker_with_many_threads_has_several_nodes() -> None:
+    assert kept(FOUR, 1, degree=2, threads=4) == [4, 5, 6, 7]
+    assert kept(FOUR, 1, degree=2, threads=2) == [4, 5]
+    assert kept(machine_of(0, 0, 0, 1), 1, degree=2, threads=2) == [0, 1, 2, 3], "it needs cores of both"
+
+
+def test_a_worker_without_room_runs_anywhere() -> None:
+    assert kept(TWO, 1, degree=2, threads=5) == []
+    assert kept(machine_of(*[0] * 8), 1, degree=2, threads=4) == [], "there is one node"
+
+
+def test_a_second_model_has_the_place_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that keeps to its nodes sees no others, and would look for its place among those."""
+    held: list[set[int]] = []
+    monkeypatch.setattr(rank_threads, "_whole_machine", cache(rank_threads._whole_machine.__wrapped__))
+    monkeypatch.setattr(rank_threads, "read_machine", lambda: machine_of(2, 2, 3, 3) if held else FOUR)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: held.append(set(cpus)), raising=False)
+    for _ in range(2):
+        rank_threads.keep_to_own_cores(1, degree=2, threads=4)
+    assert held == [{4, 5, 6, 7, 104, 105, 106, 107}] * 2
 
 
 @pytest.mark.slow

@@ -194,6 +194,14 @@ def test_an_idle_worker_is_stuck() -> None:
     assert [worker.process.poll() for worker in workers] == [-signal.SIGKILL] * 2
 
 
+def test_the_first_worker_that_fails_is_heard() -> None:
+    """Rank 1 says nothing, and would be waited for: that rank 2 has ended is known before."""
+    ranks, workers = beside(fake(), fake("listens", "ends"))
+    with pytest.raises(RankLost, match="rank 2 ended with status 1"):
+        ranks.check()
+    assert workers[0].process.poll() == -signal.SIGKILL
+
+
 def test_idle_processes_answer_until_one_is_stopped(path: Path) -> None:
     ranks = Ranks(2, threads=1, timeout=PATIENCE)
     forward = split_over(ranks, path, same_bits=False, num_pages=8)
@@ -332,7 +340,7 @@ def test_a_worker_is_blocked_while_it_reads(monkeypatch: pytest.MonkeyPatch) -> 
     """The process is there, and gets nowhere: it says nothing."""
     monkeypatch.setattr(module, "LOAD_SECONDS", 1.5)
     ranks, [worker] = beside([sys.executable, "-c", BLOCKED])
-    worker.receive(Hello, seconds=PATIENCE, late="has not started within")
+    module.hear([worker], Hello, seconds=PATIENCE, late="has not started within")
     worker.pipe.send(Join(rank=0, size=1, store="unused", timeout=PATIENCE, threads=1, memory=-1))
     with pytest.raises(RankLost, match=r"rank 1 is stuck: no progress with its weights for 1.5 s"):
         reads(ranks)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from paceline.runner.parallel import messages
 from paceline.runner.parallel import ranks as module
 from paceline.runner.parallel.forward import SplitForward
 from paceline.runner.parallel.messages import Failed, Hello, versions
-from paceline.runner.parallel.ranks import Ranks
+from paceline.runner.parallel.ranks import Ranks, Worker
 from tests.runner.parallel.compiled_ranks import CompiledRanks, apart
 from tests.runner.parallel.odd_workers import Interrupts, fake
 from tests.runner.parallel.split_models import PATIENCE, Threads, split_over
@@ -63,6 +65,21 @@ def test_a_worker_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "START_SECONDS", 0.1)
     with pytest.raises(RankLost, match=r"rank 1 has not started within 0.1 s"):
         Ranks(2, threads=1, command=[sys.executable, "-c", "import time; time.sleep(60)"])
+
+
+def test_a_worker_that_cannot_be_started_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Worker] = []
+
+    def worker(rank: int, command: list[str], **options: Any) -> Worker:
+        if rank == 2:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        started.append(Worker(rank, command, **options))
+        return started[0]
+
+    monkeypatch.setattr(module, "Worker", worker)
+    with pytest.raises(RankLost, match="rank 2 cannot be started: Resource temporarily unavailable"):
+        Ranks(3, threads=1, command=fake())
+    assert started[0].process.poll() == -signal.SIGKILL
 
 
 def test_ranks_that_do_not_meet() -> None:
