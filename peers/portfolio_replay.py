@@ -1,9 +1,9 @@
 """Portfolios by replay: recorded answers, drafted again with any members and rules, in modelled time.
 
 The first command records what a head drafts at every position of plain answers. The second drafts these answers again:
-with the head alone, with suffix and ngram alone, with the portfolio, and with a useless member added to it. Drafters
-are the real ones, but for the head, which repeats its recorded drafts. Times are modelled: one sequence of SmolLM2 on
-two cores. So the outcome is the same on a busy machine, and a change of the portfolio is seen within seconds.
+with the head alone, with suffix and ngram alone, with the portfolio, and with ngram or a useless member added to it.
+Drafters are the real ones, but for the head, which repeats its recorded drafts. Times are modelled: one sequence of
+SmolLM2 on two cores. So the outcome is the same on a busy machine, and a change of the portfolio is seen within seconds.
 
     python -m peers.portfolio_replay record code.json --prompts code_edit --count 16 --data DIRECTORY
     python -m peers.portfolio_replay replay code.json chat.json
@@ -175,6 +175,7 @@ ARMS: Mapping[str, Arm] = {
     "ngram": lambda clock, head, useless: NgramDrafter(),
     "suffix": lambda clock, head, useless: TimedSuffix(clock),
     "suffix+head": lambda clock, head, useless: portfolio(clock, TimedSuffix(clock), head),
+    "and ngram": lambda clock, head, useless: portfolio(clock, TimedSuffix(clock), NgramDrafter(), head),
     "and a useless one": lambda clock, head, useless: portfolio(clock, TimedSuffix(clock), head, useless),
 }
 
@@ -182,8 +183,10 @@ ARMS: Mapping[str, Arm] = {
 class Replay:
     """One arm over all answers, one after another."""
 
-    def __init__(self, arm: str) -> None:
+    def __init__(self, arm: str, *, past: bool = False) -> None:
+        """`past`: answers know those before them."""
         self.clock = Clock()
+        self._past = past
         self._heads = RecordedHead(self.clock), RecordedHead(self.clock, name="useless", shift=7)
         self._drafter = ARMS[arm](self.clock, *self._heads)
         self._host = HOST_MS + (PORTFOLIO_MS if isinstance(self._drafter, PortfolioDrafter) else 0.0)
@@ -203,7 +206,7 @@ class Replay:
             new = self._round(key, text, length, most, sampler)
             pace = min(2 * max(pace, most), 16) if new > most else new + 1
             length += new
-        self._drafter.learn(Ended(text, one["prompt"], str(key)))
+        self._drafter.learn(Ended(text, one["prompt"], self._salt(key)))
         self._drafter.stop(key)
 
     def _round(self, key: int, text: np.ndarray, length: int, most: int, sampler: Sampler) -> int:
@@ -221,6 +224,9 @@ class Replay:
         self._spent = RATE_DECAY * self._spent + 1000 * (self.clock.now - began)
         return new
 
+    def _salt(self, key: int) -> str:
+        return "" if self._past else str(key)
+
     def _ask(self, key: int, tokens: np.ndarray, most: int, sampler: Sampler) -> Ask:
         speed = self._made / self._spent
         rows = tuple((after - before) * speed for before, after in pairwise(ROWS_MS[:9]))
@@ -233,7 +239,7 @@ class Replay:
             price=(ROW_MS + LEVEL_MS) * speed,
             row_price=ROW_MS * speed,
             row_prices=rows,
-            salt=str(key),
+            salt=self._salt(key),
             plain_speed=1000 / (ROWS_MS[0] + HOST_MS),
         )
 
@@ -249,7 +255,7 @@ def replay(args: argparse.Namespace) -> None:
         answers = json.loads(Path(file).read_text(encoding="utf-8"))
         for temperature in sorted({one["temperature"] for one in answers}):
             for arm in ARMS:
-                run = Replay(arm)
+                run = Replay(arm, past=args.past)
                 for key, one in enumerate(each for each in answers if each["temperature"] == temperature):
                     run.answer(key, one)
                 per_step, per_second = run.tokens / run.steps, run.tokens / run.clock.now
@@ -269,6 +275,7 @@ def main() -> None:
     made.set_defaults(run=record)
     again = commands.add_parser("replay")
     again.add_argument("files", nargs="+")
+    again.add_argument("--past", action="store_true", help="answers look up those before them, too")
     again.set_defaults(run=replay)
     args = parser.parse_args()
     args.run(args)

@@ -129,11 +129,11 @@ def test_a_draft_without_confidence_has_that_of_past_ones() -> None:
 # ── who is asked ──
 
 
-@pytest.mark.parametrize(("confidence", "asked"), [(0.9, False), (0.3, True)])
-def test_nothing_is_computed_where_a_lookup_has_found_enough(confidence: float, asked: bool) -> None:
+@pytest.mark.parametrize(("confidence", "asked"), [((0.9, 0.8), False), ((0.9, 0.05), True)])
+def test_nothing_is_computed_where_a_lookup_has_found_enough(confidence: tuple[float, float], asked: bool) -> None:
     clock = Clock()
     head = Known("head", Draft((8, 9), passes=2, confidence=(0.8, 0.6)), clock=clock)
-    drafter = portfolio(Known("lookup", Draft((5,), passes=0, confidence=(confidence,))), head, clock=clock)
+    drafter = portfolio(Known("lookup", Draft((5, 6), passes=0, confidence=confidence)), head, clock=clock)
     for _ in range(20):
         draft = drafter.propose([ask(plain_speed=PLAIN_SPEED)])[0]
     calls = head.calls
@@ -259,7 +259,7 @@ def test_the_portfolio_fails_with_its_last_member() -> None:
 def test_two_sequences_may_differ_in_whom_they_ask() -> None:
     clock = Clock()
     lookup, head = Known("lookup"), Known("head", Draft((8,), passes=1, confidence=(0.8,)), clock=clock)
-    found = [EMPTY, Draft((5,), passes=0, confidence=(0.9,))]
+    found = [EMPTY, Draft((5, 6), passes=0, confidence=(0.9, 0.8))]
     lookup.propose = lambda asks: [found[each.key] for each in asks]  # type: ignore[method-assign]
     drafter = portfolio(lookup, head, clock=clock)
     drafter.start(1, 1, np.array(TEXT, dtype=np.int32))

@@ -13,6 +13,7 @@ import pytest
 
 from paceline.drafters.guard import Guard
 from paceline.drafters.ngram import NgramDrafter
+from paceline.drafters.portfolio import PortfolioDrafter
 from paceline.engine.hot import HotDrafters
 from paceline.errors import InvalidRequest, OutOfMemory, UnknownOption
 from paceline.llm import LLM
@@ -254,6 +255,19 @@ def test_a_portfolio_has_the_members_that_are_named_and_they_stay_as_long_as_it_
     assert set(answer.stats.by_member) <= {"ngram", "suffix", "ngram+suffix", "suffix+ngram"}
     hot.unload("both")
     hot.unload("ngram")
+    assert set(llm.engine.drafters) == {"suffix", "prediction"}
+
+
+def test_a_portfolio_of_all_leaves_ngram_out_beside_suffix(models: tuple[LLM, Path]) -> None:
+    llm, _ = models
+    hot = HotDrafters(llm.parts)
+    for words in ("ngram", "recycling", "portfolio"):
+        hot.join(hot.load(words))
+    made = llm.engine.drafters["portfolio"]._drafter
+    assert isinstance(made, PortfolioDrafter)
+    assert {member.name for member in made.members} == {"suffix", "recycling"}
+    for name in ("ngram", "portfolio", "recycling"):
+        hot.unload(name)
     assert set(llm.engine.drafters) == {"suffix", "prediction"}
 
 

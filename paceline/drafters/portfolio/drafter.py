@@ -34,6 +34,7 @@ from paceline.runner.loading.models import ReadyModel
 from paceline.types import Off
 
 NAME = "portfolio"
+COVERED = {"ngram": "suffix"}  # member → one beside which it is left out: both look up the same texts
 
 
 class _Drafted(NamedTuple):
@@ -192,7 +193,7 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
 
     def build(context: BuildContext) -> PortfolioDrafter:
         able = {name: guard for name, guard in context.drafters.items() if not guard.needs_prediction}
-        chosen = [*able] if wanted is None else wanted.split("+")
+        chosen = [name for name in able if COVERED.get(name) not in able] if wanted is None else wanted.split("+")
         for name in chosen:
             if name not in able:
                 raise UnknownOption(f"member of the drafter {NAME}", name, able)

@@ -13,7 +13,7 @@ from paceline.drafters.trust import Trust
 
 # Tokens, all chosen by replay: docs/experiments.md, "Several drafters on one request".
 CHEAP_COST = 0.02  # a member whose draft costs less is always asked: under 1 % of a round
-ENOUGH_GAIN = 0.6  # where the drafts of cheaper members gain more, nothing is computed
+ENOUGH_GAIN = 1.0  # where the drafts of cheaper members gain more, nothing is computed
 FIRST_GAIN, FIRST_WEIGHT = 2.0, 2.0  # gain of a member's draft before any is known, and drafts that it weighs as
 FIRST_DRAFTS = 8  # drafts in which a member's time is measured, whatever they cost
 PRIOR_DRAFTS = 8.0  # drafts that the gain in all sequences weighs as much as, for one sequence
