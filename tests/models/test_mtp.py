@@ -79,8 +79,12 @@ ALONE: dict[str, tuple[Change, type[PacelineError], str]] = {
         ModelFileError,
         r"tensor 'mtp_layers.0.mlp.up_proj.weight' \[96, 64\] is missing",
     ),
-    "a tensor too many": (put("mtp_layers.0.gate.weight", 4, 4), ModelFileError, "1 tensors that no head .*0.gate"),
-    "a stray tensor": (put("other.weight", 4, 4), ModelFileError, "1 tensors that no head of this kind has: other"),
+    "a tensor too many": (put("mtp_layers.0.gate.weight", 4, 4), ModelFileError, "1 tensor that no head .*0.gate"),
+    "a stray tensor": (
+        put("other.weight", 4, 4),
+        ModelFileError,
+        "1 tensor that no head of this kind has: other.weight; a file without it would fit$",
+    ),
     "a tensor of another shape": (
         put("mtp_layers.0.input_proj.weight", 64, 64),
         ModelFileError,
@@ -89,7 +93,7 @@ ALONE: dict[str, tuple[Change, type[PacelineError], str]] = {
     "integers": (
         put("mtp_layers.0.input_proj.weight", 64, 128, dtype=torch.int32),
         ModelFileError,
-        "fc holds torch.int32; floats are needed",
+        ": mtp_layers.0.input_proj.weight holds torch.int32; floats are needed",
     ),
     "another hidden size": (layer(hidden_size=32), InvalidRequest, "a head for hidden states of size 32, the target"),
     "another vocabulary": (layer(vocab_size=300), VocabularyMismatch, "a head for a vocabulary of 300, the target's"),
