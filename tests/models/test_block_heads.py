@@ -218,6 +218,18 @@ def test_tensors_that_another_config_would_read(
         load_block(head, target, blank=True)
 
 
+@pytest.mark.parametrize("blank", [False, True])
+def test_a_draft_vocabulary_without_its_tokens(blank: bool, target: ModelConfig, tmp_path: Path) -> None:
+    """Headers alone show it."""
+    head = written(tmp_path, target, "dspark, speculators")
+    change_tensors(head, d2t=torch.zeros(61, dtype=torch.int64))
+    with pytest.raises(ModelFileError, match=r"tensor 'd2t' is \[61\]; .* it must be \[60\]"):
+        load_block(head, target, blank=blank)
+    change_tensors(head, d2t=None)
+    with pytest.raises(ModelFileError, match="d2t is missing: which 60 of"):
+        load_block(head, target, blank=blank)
+
+
 def test_a_draft_vocabulary_outside_of_the_target(target: ModelConfig, tmp_path: Path) -> None:
     head = written(tmp_path, target, "dspark, speculators")
     change_tensors(head, d2t=torch.full((60,), 10_000))

@@ -293,13 +293,30 @@ BROKEN: dict[str, tuple[str, Any, str]] = {
     "output": ("eagle3", drop("lm_head.weight"), r"lm_head.weight \[60, 64\] is missing, and the target's has 97"),
     "fc": ("eagle1, vllm", put("fc.weight", 64, 192), r"'fc.weight' is \[64, 192\]; .* must be \[64, 128\]"),
     "hidden": ("eagle3", put("fc.weight", 48, 192), r"'fc.weight' is \[48, 192\]; .* must be \[64, 192\]"),
+    "map of another length": (
+        "eagle3",
+        lambda tensors: tensors.update(d2t=torch.zeros(61, dtype=torch.int64)),
+        r"tensor 'd2t' is \[61\]; .* it must be \[60\]",
+    ),
+    "no map": ("eagle3", drop("d2t"), "d2t is missing: which 60 of 97 tokens"),
+    "marks of another length": (
+        "eagle3",
+        lambda tensors: tensors.update(t2d=torch.zeros(60, dtype=torch.bool)),
+        r"tensor 't2d' is \[60\]; .* it must be \[97\]",
+    ),
     "map": ("eagle3", lambda tensors: tensors.update(d2t=torch.full((60,), 50)), "d2t leads to token 97, outside"),
 }
 
 
+@pytest.mark.parametrize("blank", [False, True])
 @pytest.mark.parametrize("case", BROKEN)
-def test_tensors_that_do_not_fit_are_named(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_that_do_not_fit_are_named(
+    case: str, blank: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From headers alone, but for values."""
     name, change, message = BROKEN[case]
+    if blank and case == "map":
+        return
     layout = LAYOUTS[name]
     made = type(layout).tensors
 
@@ -310,7 +327,7 @@ def test_tensors_that_do_not_fit_are_named(case: str, tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(type(layout), "tensors", broken)
     with pytest.raises(ModelFileError, match=message):
-        load_eagle(layout.write(tmp_path, vocab=97), TARGET.config)
+        load_eagle(layout.write(tmp_path, vocab=97), TARGET.config, blank=blank)
 
 
 def test_a_pickle_is_refused_in_words(tmp_path: Path) -> None:

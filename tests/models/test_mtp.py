@@ -116,6 +116,16 @@ ALONE: dict[str, tuple[Change, type[PacelineError], str]] = {
         ModelFileError,
         r"'lm_head.weight' is \[7, 64\]; as a copy of the target's it must be \[259, 64\]",
     ),
+    "ids of another length": (
+        lambda config, tensors: (narrow(config, tensors), put("d2t", 4)(config, tensors))[0],
+        ModelFileError,
+        r"'d2t' is \[4\]; .* it must be \[3\]",
+    ),
+    "no ids": (
+        lambda config, tensors: (narrow(config, tensors), drop("d2t")(config, tensors))[0],
+        ModelFileError,
+        "d2t is missing: which 3 of 259 tokens are drafted",
+    ),
     "an id out of range": (narrow, ModelFileError, "d2t leads to token 302, outside of the vocabulary of 259"),
     "a layer of Gemma 3": (layer(model_type="gemma3_text"), UnsupportedModel, "an MTP layer of gemma3, with norms"),
     "a layer of Qwen3-Next": (
