@@ -127,6 +127,15 @@ ALONE: dict[str, tuple[Change, type[PacelineError], str]] = {
         "d2t is missing: which 3 of 259 tokens are drafted",
     ),
     "an id out of range": (narrow, ModelFileError, "d2t leads to token 302, outside of the vocabulary of 259"),
+    "a family that is not known": (
+        lambda config, tensors: (
+            drop("mtp_layers")(config, tensors),
+            config.pop("speculators_model_type"),
+            say(model_type="ernie4_5_moe")(config, tensors),
+        )[0],
+        UnsupportedModel,
+        f"{COUNT} is 1, and MTP heads of model_type 'ernie4_5_moe' are not read; those of MiMo, speculators mtp",
+    ),
     "a layer of Gemma 3": (layer(model_type="gemma3_text"), UnsupportedModel, "an MTP layer of gemma3, with norms"),
     "a layer of Qwen3-Next": (
         layer(model_type="qwen3_next"),
@@ -218,7 +227,16 @@ PUBLISHED = {  # names of one checkpoint each, and what they mean
         "model.norm.weight": "norm.weight",
         "model.embed_tokens.weight": "embed_tokens.weight",
     },
-    "MiniMax-M3": {},
+    "MiniMax-M3": {
+        "model.mtp.layers.0.enorm.weight": "embed_norm.weight",
+        "model.mtp.layers.0.hnorm.weight": "state_norm.weight",
+        "model.mtp.layers.0.eh_proj.weight": "fc.weight",
+        "model.mtp.layers.0.final_layernorm.weight": "norm.weight",
+        "model.mtp.layers.0.transformer_layer.self_attn.q_proj.weight": "layers.0.self_attn.q_proj.weight",
+        "model.mtp.layers.0.transformer_layer.block_sparse_moe.experts.7.w1.weight": (
+            "layers.0.block_sparse_moe.experts.7.w1.weight"
+        ),
+    },
 }
 
 
@@ -246,6 +264,8 @@ def test_they_are_refused_by_name(form: Any) -> None:
 def test_a_count_that_only_one_family_has_is_its_name() -> None:
     with pytest.raises(UnsupportedModel, match="form 'MiniMax-M3'"):
         refuse_others(Fields({"num_mtp_modules": 3}, source="config.json"))
+    with pytest.raises(UnsupportedModel, match="form 'MiniMax-M3'"):
+        refuse_others(Fields({"text_config": {"num_mtp_modules": 1}}, source="config.json"))
     refuse_others(Fields({"model_type": "qwen3", COUNT: 1}, source="config.json"))
 
 
