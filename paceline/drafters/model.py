@@ -240,11 +240,23 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
             raise InvalidRequest(f"branches {given['branches']}: a PARD model drafts chains; leave it out")
         ready = replace(ready, why=f"{ready.why}; one pass a draft (PARD)", shortlist=False)
         given["mask"] = mask
+    _check_branches(given.get("branches", 1), ready)
     if given.get("min_confidence") and target.decoder is not None:
         logger.warning(
             "min_confidence of %s ends no draft on a GPU, where all sequences of a round draft together", name
         )
     return recipe_of(ready, target, given)
+
+
+def _check_branches(branches: int, ready: ReadyModel) -> None:
+    """Refuse siblings in drafts where a model drafts chains."""
+    if branches <= 1 or ready.has_whole_program:
+        return
+    where = "is split over ranks" if ready.split else "runs on a GPU" if ready.decoder else "runs in torch"
+    raise InvalidRequest(
+        f"branches {branches}: {ready.name} {where}, and drafts of a model have branches only where one process runs "
+        "it compiled; leave it out, or give 1 for chains"
+    )
 
 
 def recipe_of(ready: ReadyModel, target: ReadyModel, given: Mapping[str, Any], *, kind: str = MODEL) -> Recipe:

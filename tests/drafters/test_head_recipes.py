@@ -137,6 +137,7 @@ def test_the_head_that_is_shipped() -> None:
         ("eagle:{eagle},format=fp8", UnknownOption, "format of the eagle drafter 'fp8'"),
         ("eagle:{eagle},copy=0", InvalidRequest, "no option copy any more, leave it out: a lookup is loaded beside it"),
         ("eagle:{eagle},depth=3", UnknownOption, "option of the eagle drafter 'depth'"),
+        ("eagle:{eagle},branches=3", InvalidRequest, "branches 3: beside .* the head runs in torch, .* 1 for chains"),
         ("medusa:{eagle}", ModelFileError, "medusa_num_heads is missing"),
     ],
 )

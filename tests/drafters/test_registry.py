@@ -186,6 +186,28 @@ class FakeDecoder:
         raise torch.OutOfMemoryError
 
 
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({}, "runs in torch"),
+        ({"decoder": FakeDecoder("fp8")}, "runs on a GPU"),
+        ({"compiled": True, "split": "in two"}, "is split over ranks"),
+    ],
+)
+def test_branches_are_refused_where_a_model_drafts_chains(
+    fields: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready: Any = ready_tiny()
+    monkeypatch.setattr(model, "read_model", lambda name, **_: replace(ready, **fields))
+    target = a_target(tiny_tokenizer(), compiled=False, decoder=fields.get("decoder"))
+    with pytest.raises(InvalidRequest, match=f"branches 3: small {why}, and drafts of a model have branches only"):
+        registry.recipe("model:small,branches=3", target)
+    if "split" not in fields:
+        assert registry.recipe("model:small,branches=1", target).name == "model"
+        monkeypatch.setattr(model, "read_model", lambda name, **_: replace(ready, compiled=True))
+        assert registry.recipe("model:small,branches=3", TARGET).name == "model"
+
+
 def test_the_target_in_fewer_bits() -> None:
     recipe = registry.recipe("self:int4", a_target(None, decoder=FakeDecoder("bf16", "int8")))
     assert (recipe.page_bytes, recipe.pass_bytes, recipe.model) == (0, 20, None)
