@@ -198,6 +198,12 @@ def test_heads_beside_a_target_on_a_gpu(folders: dict[str, str], beside: ReadyMo
     assert next(iter(made.values())).lane_bytes == 36 * 3 * beside.model.config.hidden_size * 4
 
 
+@pytest.mark.parametrize("option", ["max_draft=0", "min_confidence=2"])
+def test_options_of_medusa_beside_a_gpu(option: str, folders: dict[str, str], beside: ReadyModel) -> None:
+    with pytest.raises(InvalidRequest, match=r"max_draft \d+ must be at least 1, min_confidence .* in \[0, 1\]"):
+        registry.recipe(f"medusa:{folders['medusa']},{option}", beside)
+
+
 def test_a_head_for_another_target_is_refused_beside_a_gpu(
     folders: dict[str, str], beside: ReadyModel, tmp_path: Path
 ) -> None:
