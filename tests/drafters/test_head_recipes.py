@@ -198,6 +198,19 @@ def test_heads_beside_a_target_on_a_gpu(folders: dict[str, str], beside: ReadyMo
     assert next(iter(made.values())).lane_bytes == 36 * 3 * beside.model.config.hidden_size * 4
 
 
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_a_format_that_is_not_used_is_said(
+    kind: str, folders: dict[str, str], beside: ReadyModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = "format int8 is not used: it is one of heads that run compiled on a CPU"
+    for target in (read_model(folders["target"], format="fp32"), beside):
+        assert said not in registry.recipe(f"{kind}:{folders[kind]}", target).how
+        assert said in registry.recipe(f"{kind}:{folders[kind]},format=int8", target).how
+    assert sum(said in record.getMessage() for record in caplog.records) == 2
+    compiled = read_model(folders["target"], format="int8")
+    assert registry.recipe(f"{kind}:{folders[kind]},format=int8", compiled).how.endswith(": compiled")
+
+
 @pytest.mark.parametrize("option", ["max_draft=0", "min_confidence=2"])
 def test_options_of_medusa_beside_a_gpu(option: str, folders: dict[str, str], beside: ReadyModel) -> None:
     with pytest.raises(InvalidRequest, match=r"max_draft \d+ must be at least 1, min_confidence .* in \[0, 1\]"):

@@ -15,7 +15,6 @@ from paceline.runner.loading.heads import FORMATS
 
 SHIPPED = Path(__file__).parent
 HEAD_OPTIONS: dict[str, Callable[[str], Any]] = {"format": str, "max_draft": int, "min_confidence": float}
-DEFAULT_FORMAT = "int4"  # a draft need not be exact, and its cost is the weights that it reads
 
 
 def shipped_drafters(target: str) -> list[str]:
@@ -45,18 +44,21 @@ def head_directory(name: str) -> Path:
 
 def head_options(
     drafter: str, options: str, more: Mapping[str, Callable[[str], Any]]
-) -> tuple[Path, str, dict[str, Any]]:
+) -> tuple[Path, str | None, dict[str, Any]]:
     """Read `NAME,option=value,…` of a drafter with a head: its directory, the format of its weights, other options."""
     name, _, rest = options.partition(",")
     format, given = options_of_head(drafter, rest, more)
     return head_directory(name), format, given
 
 
-def options_of_head(drafter: str, options: str, more: Mapping[str, Callable[[str], Any]]) -> tuple[str, dict[str, Any]]:
-    """Read `option=value,…` of a drafter with a head: the format of its weights, and other options."""
+def options_of_head(
+    drafter: str, options: str, more: Mapping[str, Callable[[str], Any]]
+) -> tuple[str | None, dict[str, Any]]:
+    """Read `option=value,…` of a drafter with a head: the format of its weights, None if it is not given, and other
+    options."""
     given = parse_options(drafter, options, {**HEAD_OPTIONS, **more})
-    format = given.pop("format", DEFAULT_FORMAT)
-    if format not in FORMATS:
+    format = given.pop("format", None)
+    if format not in (None, *FORMATS):
         raise UnknownOption(f"format of the {drafter} drafter", format, FORMATS)
     return format, given
 
