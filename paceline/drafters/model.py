@@ -37,8 +37,9 @@ from paceline.drafters.draft_in_progress import DraftInProgress
 from paceline.drafters.masked_drafting import MaskedDrafting
 from paceline.drafters.options import parse_options
 from paceline.drafters.recipe import MODEL, BuildContext, Recipe
+from paceline.drafters.shipped import kind_of_head
 from paceline.drafters.tree_drafting import Thresholds, TreeDrafting, is_simple
-from paceline.errors import InvalidRequest
+from paceline.errors import InvalidRequest, ModelFileError, UnsupportedModel
 from paceline.kernels.base import Batch, Forward, Output
 from paceline.kernels.cpu.abi import WIDTH_MAX
 from paceline.kv.following import Follower, OnTargetsMemory, Reader
@@ -231,7 +232,7 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
     name, _, rest = options.partition(",")
     given = parse_options(ModelDrafter.name, rest, OPTIONS)
     format = given.pop("format", None)
-    ready = _read(name, target, format, progress) if format else _read_fastest(name, target, progress)
+    ready = _read_in(format, name, target, progress)
     ready = split_beside(ready, target)
     if (bridge := find_bridge(ready, target)) is not None:
         return bridged_recipe(bridge, replace(ready, shortlist=False), target, given)
@@ -306,6 +307,17 @@ def make_drafter(forward: Forward, context: BuildContext, *, shares_kv: bool = F
         chunk=context.max_step_tokens,
         **options,
     )
+
+
+def _read_in(format: Format | None, name: str, target: ReadyModel, progress: Progress | None) -> ReadyModel:
+    """Read the model in a format, None: in the fastest. A head is an error that says its kind."""
+    try:
+        return _read(name, target, format, progress) if format else _read_fastest(name, target, progress)
+    except (ModelFileError, UnsupportedModel) as error:
+        kind = kind_of_head(name)
+        if kind is None:
+            raise
+        raise InvalidRequest(f"{name} holds a head, not a model: give it as {kind}:{name}") from error
 
 
 def _read(name: str, target: ReadyModel, format: Format, progress: Progress | None) -> ReadyModel:

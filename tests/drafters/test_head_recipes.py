@@ -31,6 +31,7 @@ from paceline.types import OFF, SamplingParams, Speculation
 from tests.block_heads import LAYOUTS
 from tests.cli.tiny_model import write_model
 from tests.heads import eagle_tensors, eagle_values, medusa_tensors, random_eagle, random_medusa, write_head
+from tests.mtp_checkpoints import LAYOUTS as MTP
 
 OPTIONS = {"max_context": 128, "max_sequences": 2, "kv_memory": 1 << 22, "measure_cost": False, "device": "cpu"}
 PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -144,6 +145,24 @@ def test_the_head_that_is_shipped() -> None:
 def test_what_is_no_head(folders: dict[str, str], words: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         LLM(folders["target"], drafter=words.format(**folders), **OPTIONS)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "block", "medusa", "mtp"])
+@pytest.mark.parametrize("words", ["{path}", "model:{path}", "model:{path},format=int8"])
+def test_a_head_that_is_given_as_a_model_says_its_kind(
+    kind: str, words: str, folders: dict[str, str], tmp_path: Path
+) -> None:
+    path = folders.get(kind) or str(MTP["alone for Llama"].write(tmp_path)[1])
+    with pytest.raises(InvalidRequest, match=f"{path} holds a head, not a model: give it as {kind}:{path}$"):
+        registry.recipe(words.format(path=path), read_model(folders["target"], format="fp32"))
+
+
+def test_a_broken_model_is_no_head(folders: dict[str, str], tmp_path: Path) -> None:
+    shutil.copytree(folders["target"], tmp_path / "broken")
+    config = tmp_path / "broken" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"hidden_size": "x"}))
+    with pytest.raises(ModelFileError, match="hidden_size is 'x'"):
+        registry.recipe(f"model:{config.parent}", read_model(folders["target"], format="fp32"))
 
 
 def test_memory_of_a_head_is_that_of_its_own_weights(folders: dict[str, str]) -> None:

@@ -11,6 +11,7 @@ from paceline.errors import ModelNotFound, PacelineError, UnknownOption
 from paceline.models.block_config import is_block
 from paceline.models.directory import member, read_json
 from paceline.models.resolve import resolve
+from paceline.models.speculators_config import TYPE
 from paceline.runner.loading.heads import FORMATS
 
 SHIPPED = Path(__file__).parent
@@ -30,6 +31,21 @@ def holds_block(name: str) -> bool:
         return is_block(read_json(member(head_directory(name), "config.json")))
     except PacelineError:
         return False  # whoever reads the head says what is wrong
+
+
+def kind_of_head(name: str) -> str | None:
+    """Name the kind of drafter that reads what a directory or a hub id holds, by its config.json; None: no head."""
+    try:
+        values = read_json(member(resolve(name), "config.json"))
+    except PacelineError:
+        return None
+    if "medusa_num_heads" in values:
+        return "medusa"
+    if is_block(values):
+        return "block"
+    if values.get(TYPE) == "mtp":
+        return "mtp"
+    return "eagle" if "eagle" in f"{values.get('architectures')} {values.get(TYPE)}".lower() else None
 
 
 def head_directory(name: str) -> Path:
