@@ -59,6 +59,8 @@ def test_ngram_with_options() -> None:
         ("model:small,min_confidence=x", InvalidRequest, "model:min_confidence must be a number, not 'x'"),
         ("model:small,form=int8", UnknownOption, "option of the model drafter 'form'; did you mean 'format'"),
         ("ngram:min_ngram", InvalidRequest, "must be a whole number"),
+        ("ngram:min_ngram=1,min_ngram=2", InvalidRequest, "ngram:min_ngram is given twice: keep the right one"),
+        ("model:small,max_draft=2,max_draft=2", InvalidRequest, "model:max_draft is given twice"),
         ("ngram:min_ngram=9,max_ngram=3", InvalidRequest, "1 <= min_ngram <= max_ngram <= 64 is needed"),
     ],
 )
