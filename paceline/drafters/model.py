@@ -233,6 +233,8 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
     given = parse_options(ModelDrafter.name, rest, OPTIONS)
     format = given.pop("format", None)
     ready = _read_in(format, name, target, progress)
+    if (longest := given.get("max_draft", 1)) > (own := ready.model.config.max_context):
+        raise InvalidRequest(f"max_draft {longest}: a draft must fit {name}'s max_position_embeddings of {own}")
     ready = split_beside(ready, target)
     if (bridge := find_bridge(ready, target)) is not None:
         return bridged_recipe(bridge, replace(ready, shortlist=False), target, given)

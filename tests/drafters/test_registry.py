@@ -124,6 +124,13 @@ def test_a_model_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read == [("small", "int4-all"), ("small", "int4-all"), ("small", "native"), ("small", "auto")]
 
 
+def test_a_draft_fits_the_context_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "read_model", lambda name, **_: a_model())
+    assert registry.recipe("model:small,max_draft=64", TARGET).name == "model"
+    with pytest.raises(InvalidRequest, match="max_draft 65: a draft must fit small's max_position_embeddings of 64"):
+        registry.recipe("model:small,max_draft=65", TARGET)
+
+
 def test_a_model_on_a_gpu_has_8_bit_floats_unless_another_format_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     monkeypatch.setattr(model, "read_model", lambda name, format, **_: read.append(format) or a_model())
