@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli.list import models_here
 from paceline.cli.options import add_model_options, engine_config
-from paceline.cli.pair import ASKED, pair_lines, pairs_of
+from paceline.cli.pair import ASKED, pair_lines, pairs_of, unjudged
 from paceline.cli.style import Style
 from paceline.errors import InvalidRequest
 from paceline.progress import progress_bar
@@ -29,7 +29,7 @@ from paceline.progress import progress_bar
 if TYPE_CHECKING:
     from paceline.tune.available import Available
 
-UNMEASURED = ("prediction",)  # it needs requests of their own
+UNMEASURED = {"prediction": "it drafts only for requests that bring a prediction"}  # drafter → why no study judges it
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -73,9 +73,10 @@ def _pairs(args: Namespace, found: list[Available]) -> dict[str, dict[str, Any]]
     from paceline.tune.available import UNTRAINED
 
     words = [each.drafter for each in found if each.why_not is None and each.origin != UNTRAINED]
-    judged = [each for each in words if each not in UNMEASURED and "," not in each]
-    told = pairs_of(args, asked={**ASKED, "candidates": ",".join(judged)})
-    return {pair["drafter"]: pair for pair in told}
+    left = {each: "its name has a comma, which ends the name of a candidate" for each in words if "," in each}
+    left |= {each: why for each, why in UNMEASURED.items() if each in words}
+    told = pairs_of(args, asked={**ASKED, "candidates": ",".join(each for each in words if each not in left)})
+    return {pair["drafter"]: pair for pair in (*told, *(unjudged(each, why) for each, why in left.items()))}
 
 
 def _print(target: str, found: list[Available], pairs: dict[str, dict[str, Any]]) -> None:

@@ -47,8 +47,7 @@ class MedusaDrafter(FeatureDrafter):
     ) -> None:
         """`tap`: the target's last tap. Guesses whose path has a probability below `min_confidence` are left out; a
         request's `p_min` replaces it."""
-        if max_draft < 1 or not 0 <= min_confidence <= 1:
-            raise InvalidRequest(f"max_draft {max_draft} must be at least 1, min_confidence {min_confidence} in [0, 1]")
+        _check_options(max_draft, min_confidence)
         self.taps = (tap,)
         self.max_draft = max_draft
         self._min_confidence = min_confidence
@@ -103,6 +102,7 @@ class MedusaOnDevice:
     tree = True
 
     def __init__(self, heads: TorchMedusa, *, tap: int, max_draft: int = 16, min_confidence: float = 0.05) -> None:
+        _check_options(max_draft, min_confidence)
         self.taps = (tap,)
         self.max_draft = max_draft
         self._heads = heads
@@ -122,6 +122,11 @@ class MedusaOnDevice:
         for level in range(levels):
             round.branch(logits[level], level, fitted=False)
         round.prune()
+
+
+def _check_options(max_draft: int, min_confidence: float) -> None:
+    if max_draft < 1 or not 0 <= min_confidence <= 1:
+        raise InvalidRequest(f"max_draft {max_draft} must be at least 1, min_confidence {min_confidence} in [0, 1]")
 
 
 def best_tree(
@@ -154,13 +159,13 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
     ready = read_medusa(directory, target, format=format)
     tap = target.model.config.num_layers
     if target.decoder is not None:
-        heads = TorchMedusa(ready.heads, dtype=ready.dtype, device=ready.device)
+        drafter = MedusaOnDevice(TorchMedusa(ready.heads, dtype=ready.dtype, device=ready.device), tap=tap, **given)
         return Recipe(
             name=MedusaDrafter.name,
             build=lambda context: None,
             how=ready.why,
             pass_bytes=ready.pass_bytes,
-            on_device=lambda built, to: MedusaOnDevice(heads, tap=tap, **given),
+            on_device=lambda built, to: drafter,
         )
     return Recipe(
         name=MedusaDrafter.name,

@@ -37,8 +37,9 @@ from paceline.drafters.draft_in_progress import DraftInProgress
 from paceline.drafters.masked_drafting import MaskedDrafting
 from paceline.drafters.options import parse_options
 from paceline.drafters.recipe import MODEL, BuildContext, Recipe
+from paceline.drafters.shipped import kind_of_head
 from paceline.drafters.tree_drafting import Thresholds, TreeDrafting, is_simple
-from paceline.errors import InvalidRequest
+from paceline.errors import InvalidRequest, ModelFileError, UnsupportedModel
 from paceline.kernels.base import Batch, Forward, Output
 from paceline.kernels.cpu.abi import WIDTH_MAX
 from paceline.kv.following import Follower, OnTargetsMemory, Reader
@@ -231,7 +232,9 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
     name, _, rest = options.partition(",")
     given = parse_options(ModelDrafter.name, rest, OPTIONS)
     format = given.pop("format", None)
-    ready = _read(name, target, format, progress) if format else _read_fastest(name, target, progress)
+    ready = _read_in(format, name, target, progress)
+    if (longest := given.get("max_draft", 1)) > (own := ready.model.config.max_context):
+        raise InvalidRequest(f"max_draft {longest}: a draft must fit {name}'s max_position_embeddings of {own}")
     ready = split_beside(ready, target)
     if (bridge := find_bridge(ready, target)) is not None:
         return bridged_recipe(bridge, replace(ready, shortlist=False), target, given)
@@ -240,11 +243,23 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
             raise InvalidRequest(f"branches {given['branches']}: a PARD model drafts chains; leave it out")
         ready = replace(ready, why=f"{ready.why}; one pass a draft (PARD)", shortlist=False)
         given["mask"] = mask
+    _check_branches(given.get("branches", 1), ready)
     if given.get("min_confidence") and target.decoder is not None:
         logger.warning(
             "min_confidence of %s ends no draft on a GPU, where all sequences of a round draft together", name
         )
     return recipe_of(ready, target, given)
+
+
+def _check_branches(branches: int, ready: ReadyModel) -> None:
+    """Refuse siblings in drafts where a model drafts chains."""
+    if branches <= 1 or ready.has_whole_program:
+        return
+    where = "is split over ranks" if ready.split else "runs on a GPU" if ready.decoder else "runs in torch"
+    raise InvalidRequest(
+        f"branches {branches}: {ready.name} {where}, and drafts of a model have branches only where one process runs "
+        "it compiled; leave it out, or give 1 for chains"
+    )
 
 
 def recipe_of(ready: ReadyModel, target: ReadyModel, given: Mapping[str, Any], *, kind: str = MODEL) -> Recipe:
@@ -294,6 +309,17 @@ def make_drafter(forward: Forward, context: BuildContext, *, shares_kv: bool = F
         chunk=context.max_step_tokens,
         **options,
     )
+
+
+def _read_in(format: Format | None, name: str, target: ReadyModel, progress: Progress | None) -> ReadyModel:
+    """Read the model in a format, None: in the fastest. A head is an error that says its kind."""
+    try:
+        return _read(name, target, format, progress) if format else _read_fastest(name, target, progress)
+    except (ModelFileError, UnsupportedModel) as error:
+        kind = kind_of_head(name)
+        if kind is None:
+            raise
+        raise InvalidRequest(f"{name} holds a head, not a model: give it as {kind}:{name}") from error
 
 
 def _read(name: str, target: ReadyModel, format: Format, progress: Progress | None) -> ReadyModel:

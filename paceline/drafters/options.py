@@ -14,13 +14,15 @@ GONE = {  # option that was, and what to do instead
 
 def parse_options(drafter: str, options: str, known: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:
     """Read `name=value` pairs between commas; `known` has the type of each option. Errors name the `drafter`."""
-    values = {}
+    values: dict[str, Any] = {}
     for option in filter(None, options.split(",")):
         name, _, value = option.partition("=")
         if name in GONE and name not in known:
             raise InvalidRequest(f"the {drafter} drafter has no option {name} any more, leave it out: {GONE[name]}")
         if name not in known:
             raise UnknownOption(f"option of the {drafter} drafter", name, known)
+        if name in values:
+            raise InvalidRequest(f"{drafter}:{name} is given twice: keep the right one")
         try:
             values[name] = known[name](value)
         except ValueError:

@@ -94,8 +94,23 @@ def load_block(directory: Path, target: ModelConfig, *, blank: bool = False) -> 
     weights |= ends_of_network(file, config.decoder, config.draft_vocab_size, target)
     ids = draft_ids(file, size=config.draft_vocab_size, vocab=config.decoder.vocab_size)
     file.leave(*(name for name in file.names() if name.endswith("rotary_emb.inv_freq")))  # computed, not read
-    file.finish()
+    file.finish(_asking(config))
     return BlockHead(config=config, weights=weights, ids=ids, files=tuple(file.files()))
+
+
+def _asking(config: BlockConfig) -> dict[str, str]:
+    """Map parts of the names of tensors that a drafter does not have to the values in config.json that ask for them."""
+    keys = {f"layers.{config.decoder.num_layers}.": "a larger num_hidden_layers"}
+    if config.kind != "DFlash2":
+        keys |= dict.fromkeys(("candidate_selector.", "_conv."), "architectures of DFlash2DraftModel")
+        if config.markov is None:
+            keys["markov_head."] = "a markov_rank"
+        if config.confidence is None:
+            keys["confidence_head."] = "enable_confidence_head true"
+    if config.markov is not None:
+        kinds = {"gate_proj": "gated", "joint_proj": "rnn"}
+        keys |= {f"markov_head.{part}": f"markov_head_type {kind}" for part, kind in kinds.items()}
+    return keys
 
 
 def _refuse_mask_file(directory: Path) -> None:

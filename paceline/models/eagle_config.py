@@ -314,11 +314,11 @@ def check_target(size: int, vocab: int, target: ModelConfig, source: str) -> Non
     """Raise if its sizes of hidden states and vocabulary show that a head was trained for another target."""
     if size != target.hidden_size:
         raise InvalidRequest(
-            f"{source}: a head for hidden states of size {size}, the target's have "
-            f"{target.hidden_size}; take a head that was trained for this target"
+            f"{source}: a head for hidden states of size {size}, the target's have {target.hidden_size}; take a head "
+            f"that was trained for this target (hidden_size or target_hidden_size {target.hidden_size})"
         )
     if vocab != target.vocab_size:
         raise VocabularyMismatch(
             f"{source}: a head for a vocabulary of {vocab}, the target's has {target.vocab_size}; "
-            "take a head that was trained for this target"
+            f"take a head that was trained for this target (vocab_size {target.vocab_size})"
         )

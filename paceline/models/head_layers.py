@@ -84,15 +84,15 @@ def _check_shared(file: HeadTensors, name: str, what: str, hidden: int, target: 
 
 
 def draft_ids(file: HeadTensors, *, size: int, vocab: int) -> Tensor:
-    """Read the target's token, of `vocab`, for each of `size` outputs, int32 [size]."""
-    if file.blank:
-        file.leave("d2t", "t2d")
-        return torch.empty(size, dtype=torch.int32, device="meta")
-    ids = torch.arange(size)
-    if "d2t" in file:
-        ids = ids + file.integers("d2t", size)
-    elif size != vocab:
+    """Read the target's token, of `vocab`, for each of `size` outputs, int32 [size]. Where only headers are read, names
+    and shapes alone are checked."""
+    if "d2t" not in file and size != vocab:
         raise ModelFileError(f"{file.label}: d2t is missing: which {size} of {vocab} tokens are drafted?")
+    offsets = file.integers("d2t", size) if "d2t" in file else None
+    chosen = file.integers("t2d", vocab) if "t2d" in file else None
+    if file.blank:
+        return torch.empty(size, dtype=torch.int32, device="meta")
+    ids = torch.arange(size) if offsets is None else torch.arange(size) + offsets
     if int(ids.min()) < 0 or int(ids.max()) >= vocab:
         outside = ids[(ids < 0) | (ids >= vocab)]
         raise ModelFileError(
@@ -100,7 +100,7 @@ def draft_ids(file: HeadTensors, *, size: int, vocab: int) -> Tensor:
         )
     if len({*ids.tolist()}) < size:
         raise ModelFileError(f"{file.label}: d2t leads to the same token twice")
-    if "t2d" in file and not torch.equal(file.integers("t2d", vocab).nonzero()[:, 0], ids.sort().values):
+    if chosen is not None and not torch.equal(chosen.nonzero()[:, 0], ids.sort().values):
         raise ModelFileError(f"{file.label}: t2d and d2t speak of different tokens")
     return ids.to(torch.int32)
 

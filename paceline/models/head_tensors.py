@@ -38,8 +38,10 @@ class HeadTensors:
         self.blank = blank
         self._folder = folder
         self._shapes = folder.shapes()
-        self._spelling: Mapping[str, str] = {}  # beginnings of names → those that messages have for them
-        self._files = {_renamed(name, prefixes): name for name in self._shapes}
+        self._files = {_renamed(name, prefixes): name for name in self._shapes}  # those that were not taken yet
+        self._published = dict(self._files)
+        used = {prefix: new for prefix, new in prefixes.items() if any(n.startswith(prefix) for n in self._shapes)}
+        self._spelling = {new: prefix for prefix, new in used.items() if new}  # beginnings of names → those in the file
         if len(self._files) < len(self._shapes):
             raise ModelFileError(f"{self.label}: two tensors with names for the same thing")
 
@@ -47,6 +49,7 @@ class HeadTensors:
         """Return the tensors whose published names begin so, renamed. Messages have the published names."""
         other = copy(self)
         other._files = {_renamed(name, prefixes): name for name in self._files.values() if name.startswith(beginning)}
+        other._published = dict(other._files)
         other._spelling = {new: prefix for prefix, new in prefixes.items()}
         return other
 
@@ -72,7 +75,7 @@ class HeadTensors:
             return self._in_4_bits(f"{name}.weight", outputs, inputs)
         tensor = self.take(f"{name}.weight", (outputs, inputs))
         if tensor.dtype != torch.int8:
-            return self._floating(name, tensor)
+            return self._floating(f"{name}.weight", tensor)
         return self._quantised(f"{name}.weight", tensor)
 
     def vector(self, name: str, size: int) -> Tensor:
@@ -85,13 +88,12 @@ class HeadTensors:
     def integers(self, name: str, size: int) -> Tensor:
         tensor = self.take(name, (size,))
         if tensor.is_floating_point():
-            raise ModelFileError(f"{self.label}: {name} holds {tensor.dtype}; whole numbers are needed")
-        return tensor.long()
+            raise ModelFileError(f"{self._spoken(name)} holds {tensor.dtype}; whole numbers are needed")
+        return tensor if self.blank else tensor.long()
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name not in self._files:
-            published = _renamed(name, self._spelling)
-            raise ModelFileError(f"{self.label}: tensor {published!r} {list(shape)} is missing")
+            raise ModelFileError(f"{self.label}: tensor {self._name(name)!r} {list(shape)} is missing")
         file = self._files.pop(name)
         if self._shapes[file] != shape:
             raise ModelFileError(
@@ -106,16 +108,23 @@ class HeadTensors:
         for name in names:
             self._files.pop(name, None)
 
-    def finish(self) -> None:
-        if self._files:
-            some = ", ".join(sorted(self._files.values())[:4])
-            raise ModelFileError(f"{self.label}: {len(self._files)} tensors that no head of this kind has: {some}")
+    def finish(self, keys: Mapping[str, str]) -> None:
+        """Raise if a tensor is left. `keys`: parts of names → what config.json says where such tensors are read."""
+        if not self._files:
+            return
+        count, some = len(self._files), ", ".join(sorted(self._files.values())[:4])
+        asking = [said for part, said in keys.items() if any(part in name for name in self._files)]
+        other = f", or a config.json with {' and '.join(dict.fromkeys(asking))}" if asking else ""
+        raise ModelFileError(
+            f"{self.label}: {count} tensor{'s' if count > 1 else ''} that no head of this kind has: {some}; a file "
+            f"without {'them' if count > 1 else 'it'} would fit{other}"
+        )
 
     def _quantised(self, name: str, q: Tensor) -> Quantised:
         groups = next((g for g in (1, q.shape[1] // GROUP) if self._shape(name + SCALE) == (len(q), g)), 1)
         scale = self._scale(name + SCALE, (len(q), groups))
         if not self.blank and bool((scale < 0).any()):
-            raise ModelFileError(f"{self.label}: {name}{SCALE} holds something that is no scale")
+            raise ModelFileError(f"{self._spoken(name + SCALE)} holds something that is no scale")
         if self.blank:
             return Quantised(q=_described(q.shape, torch.uint8), scale=scale, minimum=scale, bits=8)
         return Quantised(q=(q.to(torch.int16) + 128).to(torch.uint8), scale=scale, minimum=-128 * scale, bits=8)
@@ -124,7 +133,7 @@ class HeadTensors:
         packed = self.take(name, (outputs, inputs // 2))
         if packed.dtype != torch.uint8 or inputs % GROUP:
             raise ModelFileError(
-                f"{self.label}: {name} holds {packed.dtype} for {inputs} inputs; with minimums beside it, it must be "
+                f"{self._spoken(name)} holds {packed.dtype} for {inputs} inputs; with minimums beside it, it must be "
                 f"4 bits, two a byte, and the inputs a multiple of {GROUP}"
             )
         groups = (outputs, inputs // GROUP)
@@ -135,7 +144,7 @@ class HeadTensors:
     def _scale(self, name: str, shape: tuple[int, ...]) -> Tensor:
         scale = self._floating(name, self.take(name, shape)).float()
         if not self.blank and not bool(torch.isfinite(scale).all()):
-            raise ModelFileError(f"{self.label}: {name} holds something that is no scale")
+            raise ModelFileError(f"{self._spoken(name)} holds something that is no scale")
         return scale
 
     def _shape(self, name: str) -> tuple[int, ...] | None:
@@ -143,8 +152,15 @@ class HeadTensors:
 
     def _floating(self, name: str, tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():
-            raise ModelFileError(f"{self.label}: {name} holds {tensor.dtype}; floats are needed")
+            raise ModelFileError(f"{self._spoken(name)} holds {tensor.dtype}; floats are needed")
         return tensor
+
+    def _name(self, name: str) -> str:
+        """Return the name that the file has for a tensor, or would have."""
+        return self._published.get(name) or _renamed(name, self._spelling)
+
+    def _spoken(self, name: str) -> str:
+        return f"{self.label}: {self._name(name)}"
 
 
 def _described(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

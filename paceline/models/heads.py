@@ -82,8 +82,20 @@ def take_head(file: HeadTensors, config: EagleConfig, target: ModelConfig) -> Ea
     ids = draft_ids(file, size=config.draft_vocab_size, vocab=config.decoder.vocab_size)
     sketch = _sketch(file, config.decoder.hidden_size)
     file.leave(*(name for name in file.names() if name.endswith("rotary_emb.inv_freq")))  # computed, not read
-    file.finish()
+    file.finish(_asking(config))
     return EagleHead(config=config, weights=weights, ids=ids, sketch=sketch, files=tuple(file.files()))
+
+
+def _asking(config: EagleConfig) -> dict[str, str]:
+    """Map parts of the names of tensors that a head does not have to the values in config.json that ask for them."""
+    if config.kind == "MTP":
+        return {}
+    keys = {f"layers.{config.decoder.num_layers}.": "a larger num_hidden_layers"}
+    if config.kind == "EAGLE-1":
+        return keys
+    if not config.feature_norms:
+        keys |= {"fc_norm.": "fc_norm true", "input_norm.": "norm_before_fc true"}
+    return keys if config.mask_token is not None else {**keys, "mask_hidden": "parallel_drafting true"}
 
 
 def _eagle_weights(file: HeadTensors, config: EagleConfig, target: ModelConfig) -> dict[str, Weight]:
@@ -149,12 +161,13 @@ def load_medusa(directory: Path, target: ModelConfig) -> list[MedusaHead]:
     if (hidden, vocab) != (target.hidden_size, target.vocab_size):
         raise InvalidRequest(
             f"{path}: heads for hidden size {hidden} and a vocabulary of {vocab}, the target has {target.hidden_size} "
-            f"and {target.vocab_size}; take heads that were trained for this target"
+            f"and {target.vocab_size}; take heads that were trained for this target (hidden_size {target.hidden_size}, "
+            f"vocab_size {target.vocab_size})"
         )
     file = HeadTensors(directory, prefixes=MEDUSA_NAMES)
     heads = [_medusa_head(file, index, layers, hidden, vocab) for index in range(count)]
     file.leave(*(name for name in file.names() if name.split(".")[0].isdigit()))  # heads beyond medusa_num_heads
-    file.finish()
+    file.finish({})
     return heads
 
 

@@ -23,9 +23,9 @@ from paceline.models.eagle_config import EagleConfig, check_target
 from paceline.models.fields import Fields
 from paceline.models.head_tensors import HeadTensors
 from paceline.models.heads import EagleHead, take_head
-from paceline.models.hf_config import config_from_hf
+from paceline.models.hf_config import FAMILIES, config_from_hf
 from paceline.models.mtp_forms import COUNT, RUNNING, STITCHED, MtpForm, declared, form_of, refuse_others
-from paceline.models.speculators_config import published_notes
+from paceline.models.speculators_config import TYPE, published_notes
 from paceline.models.weights import TensorSource, match_names
 
 MAX_MODULES = 16
@@ -74,9 +74,15 @@ def _fields(directory: Path) -> Fields:
 
 def _no_tensors(fields: Fields, file: HeadTensors) -> ModelError:
     wanted = ", ".join(f"{form.tensors}*" for form in RUNNING)
-    key = declared(fields)
+    key, kind = declared(fields), fields.get("model_type")
     if key is None:
         return UnsupportedModel(f"{file.label}: no MTP head: no tensors {wanted}")
+    known = [None, *(family.model_type for family in FAMILIES.values())]
+    if kind not in known and fields.get(TYPE) is None:
+        return UnsupportedModel(
+            f"{fields.source}: {key} is {fields.get(key)!r:.100}, and MTP heads of model_type {kind!r:.100} are not "
+            f"read; those of {', '.join(form.family for form in RUNNING)} are, with tensors {wanted}"
+        )
     return fields.error(
         key, f"is {fields.get(key)!r:.100}, but there are no tensors {wanted}: fetch all files again, or set it to 0"
     )

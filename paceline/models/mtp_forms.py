@@ -55,6 +55,13 @@ EXTRA_LAYER = {
     "": "layers.0.",
 }
 GEMMA = {"pre_projection.": "fc.", "post_projection.": "carry.", "model.": ""}
+MINIMAX = {
+    "layers.0.enorm.": "embed_norm.",
+    "layers.0.hnorm.": "state_norm.",
+    "layers.0.eh_proj.": "fc.",
+    "layers.0.final_layernorm.": "norm.",
+    "layers.0.transformer_layer.": "layers.0.",
+}
 
 MIMO = MtpForm("MiMo", "model.mtp_layers.", MODULES, hidden_first=True)
 SPECULATORS = MtpForm("speculators mtp", "mtp_layers.", MODULES)
@@ -85,7 +92,14 @@ OTHERS = (  # forms of architectures that do not run here
         model_types=("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
         lacks="gated attention and norms by 1 + weight",
     ),
-    MtpForm("MiniMax-M3", "model.mtp", {}, counts=("num_mtp_modules",), model_types=("minimax_m3",), lacks=EXPERTS),
+    MtpForm(  # whole checkpoints have `language_model.` before all names
+        "MiniMax-M3",
+        "model.mtp.",
+        MINIMAX,
+        counts=("num_mtp_modules",),
+        model_types=("minimax_m3", "minimax_m3_vl"),
+        lacks=f"sparse attention, {EXPERTS} and norms by 1 + weight",
+    ),
     MtpForm(
         "Gemma 4 assistant",
         "",
@@ -120,7 +134,8 @@ def refuse_others(fields: Fields) -> None:
     places = (fields, fields.inner("text_config"), fields.inner("transformer_layer_config"))
     types = [place.get("model_type") for place in places]
     for form in OTHERS:
-        foreign = any(fields.get(key) for key in form.counts if key not in OWN_COUNTS)
+        keys = [key for key in form.counts if key not in OWN_COUNTS]
+        foreign = any(place.get(key) for key in keys for place in places)
         if foreign or any(kind in form.model_types for kind in types):
             raise UnsupportedModel(
                 f"{fields.source}: an MTP head of the form {form.family!r} needs {form.lacks}, which Paceline does not "

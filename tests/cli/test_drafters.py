@@ -119,7 +119,10 @@ def test_measured_pairs(cli: Cli, tiny: str, monkeypatch: pytest.MonkeyPatch) ->
     assert "  ngram helps." in out
     without = "recycling,lookahead,layers:auto,self:int4"
     assert asked["candidates"] == f"suffix,ngram,{without}", "predictions and heads that do not exist have no study"
-    assert listed(cli, tiny, "--measure")["ngram"]["pair"] == pair
+    assert "  prediction is not judged: it drafts only for requests that bring a prediction" in out
+    told = listed(cli, tiny, "--measure")
+    assert told["ngram"]["pair"] == pair
+    assert told["prediction"]["pair"]["why_not"].startswith("it drafts only for requests")
 
 
 def a_file(path: Path, target: str, **fields: Any) -> Path:

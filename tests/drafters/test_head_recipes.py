@@ -31,6 +31,7 @@ from paceline.types import OFF, SamplingParams, Speculation
 from tests.block_heads import LAYOUTS
 from tests.cli.tiny_model import write_model
 from tests.heads import eagle_tensors, eagle_values, medusa_tensors, random_eagle, random_medusa, write_head
+from tests.mtp_checkpoints import LAYOUTS as MTP
 
 OPTIONS = {"max_context": 128, "max_sequences": 2, "kv_memory": 1 << 22, "measure_cost": False, "device": "cpu"}
 PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -137,12 +138,31 @@ def test_the_head_that_is_shipped() -> None:
         ("eagle:{eagle},format=fp8", UnknownOption, "format of the eagle drafter 'fp8'"),
         ("eagle:{eagle},copy=0", InvalidRequest, "no option copy any more, leave it out: a lookup is loaded beside it"),
         ("eagle:{eagle},depth=3", UnknownOption, "option of the eagle drafter 'depth'"),
+        ("eagle:{eagle},branches=3", InvalidRequest, "branches 3: beside .* the head runs in torch, .* 1 for chains"),
         ("medusa:{eagle}", ModelFileError, "medusa_num_heads is missing"),
     ],
 )
 def test_what_is_no_head(folders: dict[str, str], words: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         LLM(folders["target"], drafter=words.format(**folders), **OPTIONS)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "block", "medusa", "mtp"])
+@pytest.mark.parametrize("words", ["{path}", "model:{path}", "model:{path},format=int8"])
+def test_a_head_that_is_given_as_a_model_says_its_kind(
+    kind: str, words: str, folders: dict[str, str], tmp_path: Path
+) -> None:
+    path = folders.get(kind) or str(MTP["alone for Llama"].write(tmp_path)[1])
+    with pytest.raises(InvalidRequest, match=f"{path} holds a head, not a model: give it as {kind}:{path}$"):
+        registry.recipe(words.format(path=path), read_model(folders["target"], format="fp32"))
+
+
+def test_a_broken_model_is_no_head(folders: dict[str, str], tmp_path: Path) -> None:
+    shutil.copytree(folders["target"], tmp_path / "broken")
+    config = tmp_path / "broken" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"hidden_size": "x"}))
+    with pytest.raises(ModelFileError, match="hidden_size is 'x'"):
+        registry.recipe(f"model:{config.parent}", read_model(folders["target"], format="fp32"))
 
 
 def test_memory_of_a_head_is_that_of_its_own_weights(folders: dict[str, str]) -> None:
@@ -195,6 +215,25 @@ def test_heads_beside_a_target_on_a_gpu(folders: dict[str, str], beside: ReadyMo
     assert max(drafters[1].taps) < layers
     assert [one.page_bytes > 0 for one in made.values()] == [True, True, False]
     assert next(iter(made.values())).lane_bytes == 36 * 3 * beside.model.config.hidden_size * 4
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_a_format_that_is_not_used_is_said(
+    kind: str, folders: dict[str, str], beside: ReadyModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = "format int8 is not used: it is one of heads that run compiled on a CPU"
+    for target in (read_model(folders["target"], format="fp32"), beside):
+        assert said not in registry.recipe(f"{kind}:{folders[kind]}", target).how
+        assert said in registry.recipe(f"{kind}:{folders[kind]},format=int8", target).how
+    assert sum(said in record.getMessage() for record in caplog.records) == 2
+    compiled = read_model(folders["target"], format="int8")
+    assert registry.recipe(f"{kind}:{folders[kind]},format=int8", compiled).how.endswith(": compiled")
+
+
+@pytest.mark.parametrize("option", ["max_draft=0", "min_confidence=2"])
+def test_options_of_medusa_beside_a_gpu(option: str, folders: dict[str, str], beside: ReadyModel) -> None:
+    with pytest.raises(InvalidRequest, match=r"max_draft \d+ must be at least 1, min_confidence .* in \[0, 1\]"):
+        registry.recipe(f"medusa:{folders['medusa']},{option}", beside)
 
 
 def test_a_head_for_another_target_is_refused_beside_a_gpu(

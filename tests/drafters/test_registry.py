@@ -59,6 +59,8 @@ def test_ngram_with_options() -> None:
         ("model:small,min_confidence=x", InvalidRequest, "model:min_confidence must be a number, not 'x'"),
         ("model:small,form=int8", UnknownOption, "option of the model drafter 'form'; did you mean 'format'"),
         ("ngram:min_ngram", InvalidRequest, "must be a whole number"),
+        ("ngram:min_ngram=1,min_ngram=2", InvalidRequest, "ngram:min_ngram is given twice: keep the right one"),
+        ("model:small,max_draft=2,max_draft=2", InvalidRequest, "model:max_draft is given twice"),
         ("ngram:min_ngram=9,max_ngram=3", InvalidRequest, "1 <= min_ngram <= max_ngram <= 64 is needed"),
     ],
 )
@@ -120,6 +122,13 @@ def test_a_model_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (recipe.pass_bytes, recipe.how, recipe.vocabulary) == (99, "as it can", 90)
     registry.recipe("small", a_target(tiny_tokenizer(), compiled=False))
     assert read == [("small", "int4-all"), ("small", "int4-all"), ("small", "native"), ("small", "auto")]
+
+
+def test_a_draft_fits_the_context_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "read_model", lambda name, **_: a_model())
+    assert registry.recipe("model:small,max_draft=64", TARGET).name == "model"
+    with pytest.raises(InvalidRequest, match="max_draft 65: a draft must fit small's max_position_embeddings of 64"):
+        registry.recipe("model:small,max_draft=65", TARGET)
 
 
 def test_a_model_on_a_gpu_has_8_bit_floats_unless_another_format_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,6 +193,28 @@ class FakeDecoder:
 
     def profile(self, rows: int, outs: int) -> None:
         raise torch.OutOfMemoryError
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({}, "runs in torch"),
+        ({"decoder": FakeDecoder("fp8")}, "runs on a GPU"),
+        ({"compiled": True, "split": "in two"}, "is split over ranks"),
+    ],
+)
+def test_branches_are_refused_where_a_model_drafts_chains(
+    fields: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready: Any = ready_tiny()
+    monkeypatch.setattr(model, "read_model", lambda name, **_: replace(ready, **fields))
+    target = a_target(tiny_tokenizer(), compiled=False, decoder=fields.get("decoder"))
+    with pytest.raises(InvalidRequest, match=f"branches 3: small {why}, and drafts of a model have branches only"):
+        registry.recipe("model:small,branches=3", target)
+    if "split" not in fields:
+        assert registry.recipe("model:small,branches=1", target).name == "model"
+        monkeypatch.setattr(model, "read_model", lambda name, **_: replace(ready, compiled=True))
+        assert registry.recipe("model:small,branches=3", TARGET).name == "model"
 
 
 def test_the_target_in_fewer_bits() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import threading
 import weakref
@@ -10,16 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from paceline.drafters.guard import Guard
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.portfolio import PortfolioDrafter
 from paceline.engine.hot import HotDrafters
-from paceline.errors import InvalidRequest, OutOfMemory, UnknownOption
+from paceline.errors import InvalidRequest, OutOfMemory, PacelineError, UnknownOption
 from paceline.llm import LLM
 from paceline.types import Finish, OffKind, Request, SamplingParams, Speculation
 from tests.cli.tiny_model import write_model
+from tests.heads import write_head
 from tests.odd_drafters import Silent
+from tests.published_heads import LAYOUTS
 from tests.rig import Rig, build
 from tests.rig_drafters import RIGS, EagleMade
 from tests.runs import Run, plain, prompt, run, tokens_of
@@ -241,6 +246,36 @@ def test_what_cannot_be_loaded_or_unloaded_says_why(models: tuple[LLM, Path], mo
         hot.load("ngram")
     with pytest.raises(InvalidRequest, match="cannot be loaded or unloaded while the server runs"):
         hot.unload("suffix")
+
+
+@pytest.mark.parametrize("name", ["a tensor less", "a tensor more", "a pickle", "another size", "a mask"])
+def test_a_broken_head_leaves_the_engine_as_it_was(name: str, models: tuple[LLM, Path], tmp_path: Path) -> None:
+    llm, _ = models
+    config = llm.parts.target.model.config
+    folder = LAYOUTS["p-eagle of one layer"].write(tmp_path, vocab=config.vocab_size)
+    file, values = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
+    tensors = load_file(file)
+    problem = {
+        "a tensor less": "tensor 'norm.weight' .* is missing",
+        "a tensor more": "1 tensor that no head of this kind has: other",
+        "a pickle": "pytorch_model.bin is a pickle",
+        "another size": "hidden states of size 32, the target's have 64",
+        "a mask": f"mask_token_id is {config.vocab_size}; allowed: a whole number from 0 to {config.vocab_size - 1}",
+    }[name]
+    if name == "a tensor less":
+        del tensors["norm.weight"]
+    tensors |= {"other": torch.ones(1)} if name == "a tensor more" else {}
+    values |= {"target_hidden_size": 32} if name == "another size" else {}
+    values |= {"mask_token_id": config.vocab_size} if name == "a mask" else {}
+    write_head(folder, values, tensors)
+    if name == "a pickle":
+        file.rename(folder / "pytorch_model.bin")
+    before, loaded = llm.generate("abcabc", LONG)[0].tokens, [*llm.engine.drafters]
+    with pytest.raises(PacelineError, match=problem):
+        HotDrafters(llm.parts).load(f"eagle:{folder}")
+    assert [*llm.engine.drafters] == loaded
+    assert llm.generate("abcabc", LONG)[0].tokens == before
+    llm.engine.check()
 
 
 def test_a_portfolio_has_the_members_that_are_named_and_they_stay_as_long_as_it_does(models: tuple[LLM, Path]) -> None:

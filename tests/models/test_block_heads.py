@@ -185,7 +185,7 @@ def test_a_choice_has_sizes_that_fit(target: ModelConfig, tmp_path: Path) -> Non
 def test_tensors_that_are_missing_wrong_or_too_many(target: ModelConfig, tmp_path: Path) -> None:
     head = written(tmp_path, target, "dspark, gated")
     change_tensors(head, **{"extra.weight": torch.zeros(3)})
-    with pytest.raises(ModelFileError, match=r"1 tensors that no head of this kind has: extra.weight"):
+    with pytest.raises(ModelFileError, match=r"1 tensor that no head of this kind has: extra.weight; .* would fit$"):
         load_block(head, target)
     change_tensors(head, **{"extra.weight": None, "markov_head.gate_proj.weight": torch.zeros(8, 64)})
     with pytest.raises(ModelFileError, match=r"'markov_head.gate_proj.weight' is .8, 64.; .* must be .8, 72."):
@@ -193,6 +193,41 @@ def test_tensors_that_are_missing_wrong_or_too_many(target: ModelConfig, tmp_pat
     change_tensors(head, **{"markov_head.gate_proj.weight": None})
     with pytest.raises(ModelFileError, match=r"tensor 'markov_head.gate_proj.weight' .8, 72. is missing"):
         load_block(head, target)
+
+
+@pytest.mark.parametrize(
+    ("layout", "more", "words"),
+    [
+        ("dflash", {"markov_head.markov_w1.weight": (4, 4)}, "or a config.json with a markov_rank$"),
+        ("dspark", {"markov_head.joint_proj.weight": (4, 4)}, "or a config.json with markov_head_type rnn$"),
+        (
+            "dflash",
+            {"layers.2.mlp.up_proj.weight": (4, 4), "confidence_head.proj.weight": (1, 4)},
+            "without them would fit, or a config.json with a larger num_hidden_layers and enable_confidence_head true$",
+        ),
+        ("dspark", {"layers.0.mlp_conv.base_kernel": (4,)}, "with architectures of DFlash2DraftModel$"),
+        ("dflash2", {"layers.1.mlp.extra": (4,)}, "without it would fit$"),
+    ],
+)
+def test_tensors_that_another_config_would_read(
+    layout: str, more: dict[str, tuple[int, ...]], words: str, target: ModelConfig, tmp_path: Path
+) -> None:
+    head = written(tmp_path, target, layout)
+    change_tensors(head, **{name: torch.zeros(size) for name, size in more.items()})
+    with pytest.raises(ModelFileError, match=words):
+        load_block(head, target, blank=True)
+
+
+@pytest.mark.parametrize("blank", [False, True])
+def test_a_draft_vocabulary_without_its_tokens(blank: bool, target: ModelConfig, tmp_path: Path) -> None:
+    """Headers alone show it."""
+    head = written(tmp_path, target, "dspark, speculators")
+    change_tensors(head, d2t=torch.zeros(61, dtype=torch.int64))
+    with pytest.raises(ModelFileError, match=r"tensor 'd2t' is \[61\]; .* it must be \[60\]"):
+        load_block(head, target, blank=blank)
+    change_tensors(head, d2t=None)
+    with pytest.raises(ModelFileError, match="d2t is missing: which 60 of"):
+        load_block(head, target, blank=blank)
 
 
 def test_a_draft_vocabulary_outside_of_the_target(target: ModelConfig, tmp_path: Path) -> None:

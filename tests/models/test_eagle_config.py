@@ -103,7 +103,7 @@ def test_windows_as_qwen3_says_them() -> None:
 def test_a_head_of_qwen3_has_norms_of_queries_and_keys(name: str, tmp_path: Path) -> None:
     assert read(architectures=[name]).decoder.qk_norm
     layout = replace(LAYOUTS["eagle3"], values={**LAYOUTS["eagle3"].values, "architectures": [name]})
-    with pytest.raises(ModelFileError, match=r"tensor 'layers.0.self_attn.q_norm.weight' \[16\] is missing"):
+    with pytest.raises(ModelFileError, match=r"tensor 'midlayer.self_attn.q_norm.weight' \[16\] is missing"):
         load_eagle(layout.write(tmp_path / "without", vocab=97), TARGET.config)
     normed = replace(layout, shape={"model_type": "qwen3"})
     assert "layers.0.q_norm" in load_eagle(normed.write(tmp_path / "with", vocab=97), TARGET.config).weights
@@ -199,7 +199,11 @@ REFUSED: dict[str, tuple[dict[str, Any], type[PacelineError], str]] = {
     "types of two": ({"layer_types": ["full_attention"] * 2}, ModelFileError, "layer_types is .*allowed: 1 of"),
     "no window": ({"layer_types": ["sliding_attention"]}, ModelFileError, "sliding_window is missing"),
     "a flag": ({"norm_output": 1}, ModelFileError, "norm_output is 1; allowed: true or false"),
-    "hidden": ({"target_hidden_size": 48}, InvalidRequest, "hidden states of size 48, the target's have 64"),
+    "hidden": (
+        {"target_hidden_size": 48},
+        InvalidRequest,
+        r"hidden states of size 48, the target's have 64; .* \(hidden_size or target_hidden_size 64\)",
+    ),
     "speculators": ({"speculators_model_type": "mlp"}, UnsupportedModel, "'mlp' is no EAGLE head; supported: "),
 }
 EAGLE1 = {"architectures": ["EagleLlamaForCausalLM"], "draft_vocab_size": None}
@@ -252,13 +256,28 @@ def put(name: str, *size: int) -> Any:
 
 BROKEN: dict[str, tuple[str, Any, str]] = {
     "a norm": ("eagle3.1", drop("fc_norm.1.weight"), r"tensor 'fc_norm.1.weight' \[64\] is missing"),
-    "another norm": ("eagle3", put("fc_norm.0.weight", 64), "no head of this kind has: fc_norm.0.weight"),
+    "another norm": (
+        "eagle3",
+        put("fc_norm.0.weight", 64),
+        "1 tensor that no head of this kind has: fc_norm.0.weight; .* or a config.json with fc_norm true$",
+    ),
+    "one norm more": ("eagle3.1", put("fc_norm.3.weight", 64), "fc_norm.3.weight; a file without it would fit$"),
+    "a stray mask": ("eagle3", put("mask_hidden", 1, 1, 192), "or a config.json with parallel_drafting true$"),
     "a layer": (
         "speculators, three layers",
         drop("layers.2.mlp.up_proj.weight"),
         r"tensor 'layers.2.mlp.up_proj.weight' \[96, 64\] is missing",
     ),
-    "one more layer": ("speculators", put("layers.1.mlp.up_proj.weight", 96, 64), "layers.1.mlp.up_proj.weight"),
+    "one more layer": (
+        "speculators",
+        put("layers.1.mlp.up_proj.weight", 96, 64),
+        "layers.1.mlp.up_proj.weight; .* or a config.json with a larger num_hidden_layers$",
+    ),
+    "integers": (
+        "eagle3",
+        lambda tensors: tensors.update({"midlayer.mlp.up_proj.weight": torch.ones(96, 64, dtype=torch.int32)}),
+        ": midlayer.mlp.up_proj.weight holds torch.int32; floats are needed",
+    ),
     "q norm": (
         "speculators, qwen3",
         drop("layers.0.self_attn.q_norm.weight"),
@@ -267,20 +286,37 @@ BROKEN: dict[str, tuple[str, Any, str]] = {
     "bias": (
         "eagle3, biases and a window",
         drop("midlayer.self_attn.v_proj.bias"),
-        r"tensor 'layers.0.self_attn.v_proj.bias' \[32\] is missing",
+        r"tensor 'midlayer.self_attn.v_proj.bias' \[32\] is missing",
     ),
     "mask": ("p-eagle", put("mask_hidden", 1, 1, 64), r"'mask_hidden' is \[1, 1, 64\]; .* must be \[1, 1, 192\]"),
     "no mask": ("p-eagle", drop("mask_hidden"), r"tensor 'mask_hidden' \[1, 1, 192\] is missing"),
     "output": ("eagle3", drop("lm_head.weight"), r"lm_head.weight \[60, 64\] is missing, and the target's has 97"),
     "fc": ("eagle1, vllm", put("fc.weight", 64, 192), r"'fc.weight' is \[64, 192\]; .* must be \[64, 128\]"),
     "hidden": ("eagle3", put("fc.weight", 48, 192), r"'fc.weight' is \[48, 192\]; .* must be \[64, 192\]"),
+    "map of another length": (
+        "eagle3",
+        lambda tensors: tensors.update(d2t=torch.zeros(61, dtype=torch.int64)),
+        r"tensor 'd2t' is \[61\]; .* it must be \[60\]",
+    ),
+    "no map": ("eagle3", drop("d2t"), "d2t is missing: which 60 of 97 tokens"),
+    "marks of another length": (
+        "eagle3",
+        lambda tensors: tensors.update(t2d=torch.zeros(60, dtype=torch.bool)),
+        r"tensor 't2d' is \[60\]; .* it must be \[97\]",
+    ),
     "map": ("eagle3", lambda tensors: tensors.update(d2t=torch.full((60,), 50)), "d2t leads to token 97, outside"),
 }
 
 
+@pytest.mark.parametrize("blank", [False, True])
 @pytest.mark.parametrize("case", BROKEN)
-def test_tensors_that_do_not_fit_are_named(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_that_do_not_fit_are_named(
+    case: str, blank: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From headers alone, but for values."""
     name, change, message = BROKEN[case]
+    if blank and case == "map":
+        return
     layout = LAYOUTS[name]
     made = type(layout).tensors
 
@@ -291,7 +327,7 @@ def test_tensors_that_do_not_fit_are_named(case: str, tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(type(layout), "tensors", broken)
     with pytest.raises(ModelFileError, match=message):
-        load_eagle(layout.write(tmp_path, vocab=97), TARGET.config)
+        load_eagle(layout.write(tmp_path, vocab=97), TARGET.config, blank=blank)
 
 
 def test_a_pickle_is_refused_in_words(tmp_path: Path) -> None:

@@ -79,8 +79,12 @@ ALONE: dict[str, tuple[Change, type[PacelineError], str]] = {
         ModelFileError,
         r"tensor 'mtp_layers.0.mlp.up_proj.weight' \[96, 64\] is missing",
     ),
-    "a tensor too many": (put("mtp_layers.0.gate.weight", 4, 4), ModelFileError, "1 tensors that no head .*0.gate"),
-    "a stray tensor": (put("other.weight", 4, 4), ModelFileError, "1 tensors that no head of this kind has: other"),
+    "a tensor too many": (put("mtp_layers.0.gate.weight", 4, 4), ModelFileError, "1 tensor that no head .*0.gate"),
+    "a stray tensor": (
+        put("other.weight", 4, 4),
+        ModelFileError,
+        "1 tensor that no head of this kind has: other.weight; a file without it would fit$",
+    ),
     "a tensor of another shape": (
         put("mtp_layers.0.input_proj.weight", 64, 64),
         ModelFileError,
@@ -89,7 +93,7 @@ ALONE: dict[str, tuple[Change, type[PacelineError], str]] = {
     "integers": (
         put("mtp_layers.0.input_proj.weight", 64, 128, dtype=torch.int32),
         ModelFileError,
-        "fc holds torch.int32; floats are needed",
+        ": mtp_layers.0.input_proj.weight holds torch.int32; floats are needed",
     ),
     "another hidden size": (layer(hidden_size=32), InvalidRequest, "a head for hidden states of size 32, the target"),
     "another vocabulary": (layer(vocab_size=300), VocabularyMismatch, "a head for a vocabulary of 300, the target's"),
@@ -112,7 +116,26 @@ ALONE: dict[str, tuple[Change, type[PacelineError], str]] = {
         ModelFileError,
         r"'lm_head.weight' is \[7, 64\]; as a copy of the target's it must be \[259, 64\]",
     ),
+    "ids of another length": (
+        lambda config, tensors: (narrow(config, tensors), put("d2t", 4)(config, tensors))[0],
+        ModelFileError,
+        r"'d2t' is \[4\]; .* it must be \[3\]",
+    ),
+    "no ids": (
+        lambda config, tensors: (narrow(config, tensors), drop("d2t")(config, tensors))[0],
+        ModelFileError,
+        "d2t is missing: which 3 of 259 tokens are drafted",
+    ),
     "an id out of range": (narrow, ModelFileError, "d2t leads to token 302, outside of the vocabulary of 259"),
+    "a family that is not known": (
+        lambda config, tensors: (
+            drop("mtp_layers")(config, tensors),
+            config.pop("speculators_model_type"),
+            say(model_type="ernie4_5_moe")(config, tensors),
+        )[0],
+        UnsupportedModel,
+        f"{COUNT} is 1, and MTP heads of model_type 'ernie4_5_moe' are not read; those of MiMo, speculators mtp",
+    ),
     "a layer of Gemma 3": (layer(model_type="gemma3_text"), UnsupportedModel, "an MTP layer of gemma3, with norms"),
     "a layer of Qwen3-Next": (
         layer(model_type="qwen3_next"),
@@ -204,7 +227,16 @@ PUBLISHED = {  # names of one checkpoint each, and what they mean
         "model.norm.weight": "norm.weight",
         "model.embed_tokens.weight": "embed_tokens.weight",
     },
-    "MiniMax-M3": {},
+    "MiniMax-M3": {
+        "model.mtp.layers.0.enorm.weight": "embed_norm.weight",
+        "model.mtp.layers.0.hnorm.weight": "state_norm.weight",
+        "model.mtp.layers.0.eh_proj.weight": "fc.weight",
+        "model.mtp.layers.0.final_layernorm.weight": "norm.weight",
+        "model.mtp.layers.0.transformer_layer.self_attn.q_proj.weight": "layers.0.self_attn.q_proj.weight",
+        "model.mtp.layers.0.transformer_layer.block_sparse_moe.experts.7.w1.weight": (
+            "layers.0.block_sparse_moe.experts.7.w1.weight"
+        ),
+    },
 }
 
 
@@ -232,6 +264,8 @@ def test_they_are_refused_by_name(form: Any) -> None:
 def test_a_count_that_only_one_family_has_is_its_name() -> None:
     with pytest.raises(UnsupportedModel, match="form 'MiniMax-M3'"):
         refuse_others(Fields({"num_mtp_modules": 3}, source="config.json"))
+    with pytest.raises(UnsupportedModel, match="form 'MiniMax-M3'"):
+        refuse_others(Fields({"text_config": {"num_mtp_modules": 1}}, source="config.json"))
     refuse_others(Fields({"model_type": "qwen3", COUNT: 1}, source="config.json"))
 
 

@@ -26,7 +26,6 @@ from paceline.errors import InvalidRequest
 from paceline.kernels.base import Batch
 from paceline.kernels.cpu.abi import WIDTH_MAX
 from paceline.kv.pages import PagePool
-from paceline.models.eagle_config import EagleConfig
 from paceline.models.weights import Progress
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.heads.protocol import HeadForward, TreeHead
@@ -92,11 +91,17 @@ def _first_batch(lanes: Lanes, shares: Sequence[Share], beyond: int) -> Batch:
     return build_batch(lanes, shares, ahead=1, beyond=beyond)
 
 
-def _check_options(config: EagleConfig, given: Mapping[str, Any]) -> None:
+def _check_options(ready: ReadyHead, target: ReadyModel, given: Mapping[str, Any]) -> None:
     """Refuse options that the head cannot follow."""
+    config = ready.head.config
     if config.mask_token is not None and given.get("branches", 1) != 1:
         raise InvalidRequest(
             f"branches {given['branches']}: a P-EAGLE head drafts chains, so it must be 1; leave it out"
+        )
+    if given.get("branches", 1) > 1 and target.decoder is None and not ready.compiled:
+        raise InvalidRequest(
+            f"branches {given['branches']}: beside {target.name} the head runs in torch, and its drafts have branches "
+            "only where it is compiled, or on a GPU; leave it out, or give 1 for chains"
         )
     if given.get("max_draft", 1) > config.decoder.max_context:
         raise InvalidRequest(
@@ -119,7 +124,7 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
 def recipe_of(name: str, ready: ReadyHead, target: ReadyModel, given: Mapping[str, Any]) -> Recipe:
     """Make the recipe of a head. `name`: the kind of drafter. `given`: options that the user has set."""
     config = ready.head.config
-    _check_options(config, given)
+    _check_options(ready, target, given)
     if target.decoder is not None:
         return on_gpu(name, ready, target, given)
 

@@ -44,6 +44,7 @@ class LoadHead(Protocol):
 
 
 FORMATS = ("int8", "int4")  # weight formats of compiled heads
+DEFAULT_FORMAT = "int4"  # a draft need not be exact, and its cost is the weights that it reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +129,12 @@ class ReadyMedusa:
     compiled: bool
     device: str
     dtype: torch.dtype  # type of activations in torch; unused if compiled
+    note: str = ""  # what users should know about how they run
 
     @property
     def why(self) -> str:
         how = "compiled" if self.compiled else f"torch, {str(self.dtype).removeprefix('torch.')}"
-        return f"{len(self.heads)} Medusa heads on the last hidden state: {how}"
+        return f"{len(self.heads)} Medusa heads on the last hidden state: {how}{self.note and f'; {self.note}'}"
 
     @property
     def pass_bytes(self) -> int:
@@ -146,33 +148,43 @@ class ReadyMedusa:
         return TorchMedusa(self.heads, dtype=self.dtype, device=self.device)
 
 
-def read_medusa(directory: Path, target: ReadyModel, *, format: str) -> ReadyMedusa:
-    """Load Medusa heads. `format` is that of compiled weights; in torch they are floats."""
+def read_medusa(directory: Path, target: ReadyModel, *, format: str | None) -> ReadyMedusa:
+    """Load Medusa heads. `format` is that of compiled weights, None: as usual; in torch they are floats."""
     heads = load_medusa(directory, target.model.config)
     if target.compiled and target.model.config.hidden_size % GROUP == 0:
-        return ReadyMedusa([head.in_format(format) for head in heads], True, "cpu", torch.float32)
-    dtype = torch.float32 if target.decoder is None else torch.bfloat16
-    return ReadyMedusa([head.in_format("fp32") for head in heads], False, target.device, dtype)
+        own = format or DEFAULT_FORMAT
+        return ReadyMedusa([head.in_format(own) for head in heads], True, "cpu", torch.float32)
+    dtype, note = torch.float32 if target.decoder is None else torch.bfloat16, _format_note(format, compiled=False)
+    return ReadyMedusa([head.in_format("fp32") for head in heads], False, target.device, dtype, note)
 
 
-def read_eagle(directory: Path, target: ReadyModel, *, format: str, load: LoadHead = load_eagle) -> ReadyHead:
-    """Read the headers of an EAGLE head, or of another that `load` reads. `format` is that of compiled weights; in
-    torch they are floats."""
+def read_eagle(directory: Path, target: ReadyModel, *, format: str | None, load: LoadHead = load_eagle) -> ReadyHead:
+    """Read the headers of an EAGLE head, or of another that `load` reads. `format` is that of compiled weights, None:
+    as usual; in torch they are floats."""
     config = target.model.config
     head = load(directory, config, blank=True)
     compiled = target.has_whole_program and _fits_kernels(head)
-    format = format if compiled else "fp32"
-    note = _note(head, target)
+    own = (format or DEFAULT_FORMAT) if compiled else "fp32"
+    note = "; ".join(filter(None, (_note(head, target), _format_note(format, compiled=compiled))))
     return ReadyHead(
-        head.in_format(format),
-        lambda: load(directory, config, blank=False).in_format(format),
-        format=format,
+        head.in_format(own),
+        lambda: load(directory, config, blank=False).in_format(own),
+        format=own,
         compiled=compiled,
         device="cpu" if compiled else target.device,
         dtype=torch.float32 if target.decoder is None else torch.bfloat16,
         shared_bytes=0 if "head" in head.weights else output_bytes(target),
         note=note,
     )
+
+
+def _format_note(format: str | None, *, compiled: bool) -> str:
+    """Say, here and in the log, that a format that was asked for is not used; else return nothing."""
+    if format is None or compiled:
+        return ""
+    note = f"format {format} is not used: it is one of heads that run compiled on a CPU"
+    logger.warning("the head: %s", note)
+    return note
 
 
 def _note(head: EagleHead, target: ReadyModel) -> str:

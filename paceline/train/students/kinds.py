@@ -17,7 +17,6 @@ from paceline.train.data.answers import Exchange
 from paceline.train.data.batches import TextBatch, in_order
 from paceline.train.data.teacher import Teacher
 from paceline.train.options import DRAFT_VOCAB, TrainOptions
-from paceline.train.storage import read_tensors
 from paceline.train.students.block_start import block_shape, new_block, read_block_student
 from paceline.train.students.initial_weights import (
     DraftVocabulary,
@@ -31,7 +30,6 @@ from paceline.train.students.initial_weights import (
 )
 from paceline.train.students.medusa import MedusaShape, MedusaStudent
 from paceline.train.students.mtp import MtpStudent
-from paceline.train.students.packing import unpacked
 from paceline.train.students.published import HeadOrigin, PublishedHead, read_initial_head
 from paceline.train.students.small import HEAD_DIM, SmallShape, SmallStudent
 from paceline.train.students.student import Student
@@ -87,10 +85,8 @@ def read_student(folder: Path, model: LoadedModel, *, device: torch.device) -> t
     """Read a trained drafter, of the kind that its config.json states, and a teacher for it."""
     config, dtype = read_json(member(folder, "config.json")), arithmetic(device)
     if "medusa_num_heads" in config:
-        teacher = Teacher(model, layers=(), dtype=dtype, device=device)
-        medusa = MedusaShape(model.config.hidden_size, model.config.vocab_size, heads=config["medusa_num_heads"])
-        tensors = unpacked(read_tensors(member(folder, "model.safetensors"))[0])
-        return MedusaStudent(medusa, params=tensors, dtype=dtype, device=device), teacher
+        medusa = MedusaStudent.read(folder, model.config, dtype=dtype, device=device)
+        return medusa, Teacher(model, layers=(), dtype=dtype, device=device)
     if config.get("speculators_model_type") == "mtp":
         student = MtpStudent.read(folder, model.config, dtype=dtype, device=device)
         return student, Teacher(model, layers=(), dtype=dtype, device=device)

@@ -10,11 +10,15 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paceline.errors import UnsupportedModel
+from paceline.models.config import ModelConfig
+from paceline.models.heads import load_medusa
 from paceline.train.data.batches import TextBatch
 from paceline.train.data.teacher import TargetStates, Teacher
 from paceline.train.storage import tensors_file
@@ -65,6 +69,22 @@ class MedusaStudent:
         for index in range(shape.heads):
             params[f"{index}.1.weight"] = teacher.head.float().cpu()
         return cls(shape, params=params, dtype=dtype, device=teacher.head.device, packing=packing)
+
+    @classmethod
+    def read(cls, folder: Path, target: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> MedusaStudent:
+        """Read heads to measure them. Those with other layers than those that are trained are refused."""
+        heads = [head.in_format("fp32") for head in load_medusa(folder, target)]
+        layers = {len(head.blocks) for head in heads}
+        if layers != {1}:
+            raise UnsupportedModel(
+                f"{folder}: Medusa heads with a medusa_num_layers of {max(layers)} draft, but are not trained or "
+                "measured here; those with 1 are"
+            )
+        shape = MedusaShape(target.hidden_size, target.vocab_size, heads=len(heads))
+        weights = [weight for head in heads for block in head.blocks for weight in (*block, head.head)]
+        tensors = [weight for weight in weights if isinstance(weight, Tensor)]
+        params = dict(zip(shape.sizes(), tensors, strict=True))
+        return cls(shape, params=params, dtype=dtype, device=device)
 
     def losses(self, teacher: Teacher, states: TargetStates, texts: TextBatch, aim: Aim) -> Losses:
         hidden = states.hidden.flatten(0, 1)

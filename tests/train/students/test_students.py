@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from paceline.errors import InvalidRequest, UnknownOption
+from paceline.errors import InvalidRequest, ModelFileError, UnknownOption, UnsupportedModel
 from paceline.llm import LLM
 from paceline.models.heads import load_eagle, load_medusa
 from paceline.models.load import load_model
@@ -16,11 +17,12 @@ from paceline.train.data.teacher import Teacher
 from paceline.train.measure import measure
 from paceline.train.options import EvalOptions
 from paceline.train.run import train
-from paceline.train.students.kinds import new_student
+from paceline.train.students.kinds import new_student, read_student
 from paceline.train.students.medusa import MedusaShape, MedusaStudent
 from paceline.train.students.packing import PACKINGS
 from paceline.train.students.small import SmallShape, SmallStudent
 from paceline.types import SamplingParams
+from tests.heads import medusa_tensors, random_medusa, write_head
 from tests.train.conftest import MakeOptions
 from tests.train.toy_training import head_for, teacher_for, texts_of, toy_options, write_prompts
 
@@ -87,6 +89,34 @@ def test_trained_medusa_heads_load(answered: MakeOptions, target: Path, prompts:
     few = write_prompts(tmp_path / "few.jsonl", count=6, seed=4)
     again = measure(EvalOptions(options.target, options.out, evals={"few": few}), lambda text: None)
     assert again["few"].tokens_per_round > 1.2
+
+
+@pytest.mark.parametrize(
+    ("values", "dropped", "error", "said"),
+    [
+        ({"medusa_num_heads": "two"}, None, ModelFileError, "medusa_num_heads is 'two'; allowed: a whole number"),
+        ({"medusa_num_heads": 4}, None, ModelFileError, "tensor '3.0.linear.weight' .* is missing"),
+        ({}, "1.1.weight", ModelFileError, "tensor '1.1.weight' .* is missing"),
+        ({"medusa_num_layers": 2}, None, ModelFileError, "tensor '0.1.linear.weight' .* is missing"),
+        ({"hidden_size": 32}, None, InvalidRequest, "heads for hidden size 32"),
+    ],
+)
+def test_broken_medusa_heads_are_not_measured(
+    values: dict[str, Any], dropped: str | None, error: type[Exception], said: str, target: Path, tmp_path: Path
+) -> None:
+    model = load_model(str(target))
+    tensors = {name: tensor for name, tensor in medusa_tensors(random_medusa(model.config)).items() if name != dropped}
+    folder = write_head(tmp_path / "heads", {"medusa_num_heads": 3, **values}, tensors)
+    with pytest.raises(error, match=said):
+        read_student(folder, model, device=torch.device("cpu"))
+
+
+def test_medusa_heads_of_two_layers_are_not_measured(target: Path, tmp_path: Path) -> None:
+    model = load_model(str(target))
+    tensors = medusa_tensors(random_medusa(model.config, layers=2))
+    folder = write_head(tmp_path / "heads", {"medusa_num_heads": 3, "medusa_num_layers": 2}, tensors)
+    with pytest.raises(UnsupportedModel, match="Medusa heads with a medusa_num_layers of 2 draft, but are not trained"):
+        read_student(folder, model, device=torch.device("cpu"))
 
 
 def test_a_trained_small_model_is_a_model(answered: MakeOptions, target: Path, tmp_path: Path) -> None:
