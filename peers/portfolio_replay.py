@@ -3,7 +3,8 @@
 The first command records what a head drafts at every position of plain answers. The second drafts these answers again:
 with the head alone, with suffix and ngram alone, with the portfolio, and with ngram or a useless member added to it.
 Drafters are the real ones, but for the head, which repeats its recorded drafts. Times are modelled: one sequence of
-SmolLM2 on two cores. So the outcome is the same on a busy machine, and a change of the portfolio is seen within seconds.
+SmolLM2 on two cores. So the outcome is the same on a busy machine, and a change of the portfolio is seen within
+seconds.
 
     python -m peers.portfolio_replay record code.json --prompts code_edit --count 16 --data DIRECTORY
     python -m peers.portfolio_replay replay code.json chat.json
