@@ -20,7 +20,7 @@ from paceline.drafters.registry import Recipe, check_device, head_directory, rec
 from paceline.errors import InvalidRequest, PacelineError
 from paceline.models.block_config import is_block
 from paceline.models.directory import read_json
-from paceline.models.resolve import name_of, resolve
+from paceline.models.resolve import name_of, resolve, served_name
 from paceline.runner.loading.models import ReadyModel
 from paceline.sizes import format_size
 from paceline.tune.candidates import kind_of, memory_of, reason, vocabulary_share
@@ -36,6 +36,7 @@ WITHOUT_TRAINING = {  # on a CPU: what drafts, and what it needs
     "lookahead": ("guesses that the target improves in its own passes", "nothing"),
     "layers:auto": ("the target's first layers, as many as pay", "a measurement of some seconds when it is loaded"),
 }
+COPY = "the target in fewer bits", "room for its weights once more, and weights that can lose bits"
 MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # of config.json; a GGUF file has one of its own
 TO_TRAIN = {  # kind of drafter that `paceline train` makes for any target → what it needs
     "eagle": "prompts, and some minutes of a GPU",
@@ -69,13 +70,13 @@ def available(
         *(_judged(f"model:{name}", "on this disk", target, device) for name in models if _is_other(name, target)),
         *(() if folder is None else _in_folder(folder, target, device)),
         *(Available(name, *said, _command(target, name)) for name, said in LOOKUPS.items()),
-        *([] if device != "cpu" else _without_training(target)),
-        _copy(target, device),
+        *([] if device != "cpu" else (_made(name, *said, target, device) for name, said in WITHOUT_TRAINING.items())),
+        _made("self:int4" if device == "cpu" else "self", *COPY, target, device),
     ]
     there = {kind_of(each.drafter) for each in found if each.why_not is None}
     found += [_to_train(kind, target) for kind in TO_TRAIN if kind not in there]
     stored = {} if results is None else results_of(results, target)
-    return [_with_figures(each, stored.get(each.drafter), target, device) for each in found]
+    return [_with_figures(each, stored.get(_named(each.drafter)), target, device) for each in found]
 
 
 def _with_figures(each: Available, stored: list[str] | None, target: ReadyModel, device: str) -> Available:
@@ -183,14 +184,14 @@ def _in_checkpoint(target: ReadyModel, device: str) -> list[Available]:
     return [_judged("mtp", f"{count or 'some'} layers in the checkpoint", target, device)]
 
 
-def _without_training(target: ReadyModel) -> list[Available]:
-    return [Available(name, *said, _command(target, name)) for name, said in WITHOUT_TRAINING.items()]
-
-
-def _copy(target: ReadyModel, device: str) -> Available:
-    words = "self:int4" if device == "cpu" else "self"
-    needs = "room for its weights once more, and weights that can lose bits"
-    return Available(words, "the target in fewer bits", needs, _command(target, words))
+def _made(words: str, origin: str, needs: str, target: ReadyModel, device: str) -> Available:
+    """Say whether a drafter that is made of the target itself can draft. On a GPU that takes a copy, and is not tried."""
+    try:
+        if device == "cpu":
+            recipe(words, target)
+    except (PacelineError, OSError) as error:
+        return Available(words, origin, needs, why_not=reason(error))
+    return Available(words, origin, needs, _command(target, words))
 
 
 def _to_train(kind: str, target: ReadyModel) -> Available:
@@ -224,10 +225,16 @@ def results_of(path: Path, target: ReadyModel) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
         for each in lines:
             if "cell" in each and each["target"] in (target.name, name_of(target.model.path)):
-                found.setdefault(each["drafter"], []).append(_figures(each))
+                found.setdefault(_named(each["drafter"]), []).append(_figures(each))
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise InvalidRequest(f"--results {path} is no file of `python -m peers.drafters` ({error})") from None
     return found
+
+
+def _named(words: str) -> str:
+    """Return a drafter's words without the folders of its file, as stored results have them."""
+    kind, colon, name = words.partition(":")
+    return f"{kind}{colon}{served_name(name)}" if colon else words
 
 
 def _figures(each: Mapping[str, Any]) -> str:
