@@ -185,7 +185,7 @@ def _in_checkpoint(target: ReadyModel, device: str) -> list[Available]:
 
 
 def _made(words: str, origin: str, needs: str, target: ReadyModel, device: str) -> Available:
-    """Say whether a drafter that is made of the target itself can draft. On a GPU that takes a copy, and is not tried."""
+    """Say whether a drafter made of the target itself can draft. On a GPU that takes a copy, and is not tried."""
     try:
         if device == "cpu":
             recipe(words, target)
