@@ -19,7 +19,7 @@ from tests.tiny_models import CONTEXT
 
 Random = np.random.Generator
 REGISTERED: dict[str, Made] = {name: made for rigs in RIGS.values() for name, made in rigs.items()}
-WITH_PROBS = {*RIGS["model"], *RIGS["eagle"], *RIGS["mtp"], *RIGS["portfolio"]}
+WITH_PROBS = {name for kind in ("model", "eagle", "mtp", "block", "self", "layers", "portfolio") for name in RIGS[kind]}
 SCRIPTED: dict[str, dict[str, Any]] = {"chain": {"wrong": 0.2}, "tree": {"wrong": 0.4, "tree": True}}
 SEEDS = [*range(4), 9, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 60) if seed != 9)]
 
