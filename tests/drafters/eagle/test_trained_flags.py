@@ -115,4 +115,4 @@ def test_a_trained_head_is_accepted(name: str, heads: dict[str, Head], text: Tex
 def test_a_misread_flag_costs_acceptance(name: str, heads: dict[str, Head], text: Text, tmp_path: Path) -> None:
     head, change = MISREAD[name]
     found = acceptance(misread(heads[head], change), text, tmp_path)
-    assert found < 0.85
+    assert found < 0.75
