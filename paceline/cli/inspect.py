@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.drafters.registry import Recipe
-    from paceline.engine.assemble import Memory
+    from paceline.engine.memory_share import Memory
     from paceline.models.weights import Format, Weight
     from paceline.runner.loading.models import ReadyModel
 
@@ -75,7 +75,8 @@ def run(args: Namespace) -> int:
 
 def _facts(args: Namespace) -> Facts:
     from paceline.drafters.registry import check_split, recipe
-    from paceline.engine.assemble import read_target, share_memory, split_as_asked
+    from paceline.engine.assemble import read_target, split_as_asked
+    from paceline.engine.memory_share import share_memory
     from paceline.runner.loading.models import choose_device
 
     device = choose_device(args.device)

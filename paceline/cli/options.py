@@ -37,11 +37,11 @@ ENGINE_HELP = {
     "kv_memory": "memory for keys and values, such as 512M or 2G (default: at most 4G, a quarter of what is free; on a "
     "GPU all that weights and the largest passes leave)",
     "kv_format": "of keys and values on a GPU: bf16 or fp8",
-    "tensor_parallel": "processes that the model is split over, on a CPU alone; at most one for each core "
-    "(docs/scale.md)",
+    "tensor_parallel": "processes that the model is split over: one for each GPU, or at most one for each core of a "
+    "CPU (docs/scale.md)",
     "drafter_tensor_parallel": "of these, processes that a draft model is split over: 1 or all",
     "same_bits_across_degrees": "the same bits with every --tensor-parallel that it allows, such as 1, 2, 4 and 8; "
-    "on a CPU alone, and slower",
+    "slower",
     "rank_timeout": "seconds that a process of a split model may keep the others waiting, before all requests fail",
     "prefix_cache": "share the pages of equal beginnings",
     "default_drafter": "drafter of requests that name none, such as eagle (default: the portfolio, else the first one)",

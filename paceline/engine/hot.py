@@ -18,7 +18,8 @@ from paceline.drafters.portfolio import PortfolioDrafter
 from paceline.drafters.prediction import PREDICTION
 from paceline.drafters.recipe import MODEL, Recipe
 from paceline.drafters.registry import PORTFOLIO, check_corpus, check_device, check_split, find, recipe
-from paceline.engine.assemble import Parts, build_drafter
+from paceline.engine.assemble import Parts
+from paceline.engine.building import build_drafter
 from paceline.errors import InvalidRequest, OutOfMemory, UnknownOption
 from paceline.models.weights import Progress
 from paceline.runner.loading.memory import available_memory

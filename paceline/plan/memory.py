@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.config import EngineConfig
-from paceline.engine.assemble import GRAPH_MEMORY, GRAPH_SHARE
+from paceline.engine.memory_share import GRAPH_MEMORY, GRAPH_SHARE
 from paceline.kernels.base import PAGE_SIZE
 from paceline.models.config import ModelConfig
 from paceline.plan.drafting import PaperDrafter

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.config import EngineConfig
-from paceline.engine.assemble import share_memory
+from paceline.engine.memory_share import share_memory
 from paceline.llm import LLM
 from paceline.prompts.files import read_prompts, spread
 from paceline.replay.arrivals import Arrival, Schedule

@@ -13,6 +13,7 @@ row of a draft gets them as if its ancestors in the draft had been committed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -102,6 +103,12 @@ class Sampler:
             self._counts = torch.zeros(vocab_size)
         if params.repetition_penalty != 1:
             self._seen = torch.zeros(vocab_size, dtype=torch.bool)
+
+    def bare(self) -> Sampler:
+        """Return a copy without what the host alone needs: the state of the grammar, and counts of tokens."""
+        other = copy(self)
+        other.grammar = other._counts = other._seen = None
+        return other
 
     def see_prompt(self, prompt: Sequence[int]) -> None:
         if self._seen is not None:

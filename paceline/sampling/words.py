@@ -78,6 +78,11 @@ class MaskSheet:
                 self.words[index, : len(mask)] = mask
                 self.words[index, len(mask) :] = 0
 
+    def taken(self) -> tuple[list[int], np.ndarray]:
+        """Return the rows for which masks are reserved, and copies of these masks, as another sheet's `put` takes
+        them."""
+        return [*self._rows], self.words[: self.used].copy()
+
     def masks_of(self, rows: Iterable[int]) -> list[np.ndarray | None]:
         """Return the masks of rows; None: none was reserved, because the row is behind a token that does not fit."""
         masks = {row: mask for mask, row in enumerate(self._rows)}

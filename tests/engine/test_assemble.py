@@ -11,7 +11,10 @@ from paceline.config import EngineConfig
 from paceline.drafters import model as model_drafter
 from paceline.drafters import registry
 from paceline.engine import assemble as module
-from paceline.engine.assemble import assemble, inside_rounds, share_memory
+from paceline.engine import building, memory_share
+from paceline.engine.assemble import assemble
+from paceline.engine.building import inside_rounds
+from paceline.engine.memory_share import share_memory
 from paceline.errors import InvalidRequest, OutOfMemory
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.quant import quantise
@@ -105,11 +108,11 @@ def test_kv_formats_are_for_a_gpu() -> None:
 
 
 def test_what_the_device_cannot_run_is_an_error() -> None:
-    assert module._checked("again", AgainOnDevice())
+    assert building._checked("again", AgainOnDevice())
     with pytest.raises(InvalidRequest, match=r"'odd' gave the device 'Silent', which is no paceline.drafters.DeviceDr"):
-        module._checked("odd", Silent())
+        building._checked("odd", Silent())
     with pytest.raises(InvalidRequest, match="it lacks reader, finds_fewer, draft"):
-        module._checked("odd", None)
+        building._checked("odd", None)
 
 
 def test_a_drafter_that_cannot_run_on_the_device_is_refused_before_weights_are_read(
@@ -176,7 +179,7 @@ def test_a_context_beyond_the_model_s() -> None:
 
 
 def test_memory_is_measured_where_none_is_given() -> None:
-    assert module.available_memory() > 1 << 20
+    assert memory_share.available_memory() > 1 << 20
     assert share_memory(ready("target"), [], config()).max_context == 100
 
 

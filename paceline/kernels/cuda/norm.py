@@ -32,8 +32,8 @@ def embed(tokens: Tensor, table: CudaMatrix, x: Tensor, *, scale: float = 1.0, p
         FORMAT=table.format,
         SCALED=scale != 1.0,
         PDL=pdl,
-        num_warps=_warps(width),
-        **_launch(pdl),
+        num_warps=warps_of(width),
+        **launch_options(pdl),
     )
 
 
@@ -68,8 +68,8 @@ def finish_norm(
         PARTS=len(sums),
         BIAS=bias is not None,
         PDL=pdl,
-        num_warps=_warps(width),
-        **_launch(pdl),
+        num_warps=warps_of(width),
+        **launch_options(pdl),
     )
 
 
@@ -89,16 +89,16 @@ def _norm_rows(
         WIDTH=width,
         BRANCH=branch,
         PDL=pdl,
-        num_warps=_warps(width),
-        **_launch(pdl),
+        num_warps=warps_of(width),
+        **launch_options(pdl),
     )
 
 
-def _warps(width: int) -> int:
+def warps_of(width: int) -> int:
     return max(1, min(16, width // 512))
 
 
-def _launch(pdl: bool) -> dict[str, Any]:
+def launch_options(pdl: bool) -> dict[str, Any]:
     return {"launch_pdl": True} if pdl else {}
 
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.kernels.cuda.formats import CudaMatrix
-from paceline.kernels.cuda.norm import _launch, _warps, embedding
+from paceline.kernels.cuda.norm import embedding, launch_options, warps_of
 
 
 def pair(
@@ -54,8 +54,8 @@ def pair(
         NORM_FIRST=norm_first,
         ENDS=ends is not None,
         PDL=pdl,
-        num_warps=_warps(width),
-        **_launch(pdl),
+        num_warps=warps_of(width),
+        **launch_options(pdl),
     )
 
 
@@ -73,8 +73,8 @@ def norm_at(x: Tensor, ends: Tensor | None, weight: Tensor, out: Tensor, *, eps:
         WIDTH=width,
         ENDS=ends is not None,
         PDL=pdl,
-        num_warps=_warps(width),
-        **_launch(pdl),
+        num_warps=warps_of(width),
+        **launch_options(pdl),
     )
 
 

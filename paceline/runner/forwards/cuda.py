@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import replace
 
@@ -39,7 +40,8 @@ from paceline.kernels.noise import pick
 from paceline.kernels.quant import Weight
 from paceline.models.config import ModelConfig
 from paceline.models.rope import layer_rope, rope_tables
-from paceline.runner.forwards.cuda_layers import CudaLayer, Packer
+from paceline.runner.forwards.cuda_layers import UNCUT, CudaLayer, Packer
+from paceline.runner.forwards.cuda_share import CudaShare
 from paceline.runner.forwards.device_batch import DeviceBatch, Ends, padded_rows, padded_sizes
 
 
@@ -59,11 +61,13 @@ class CudaDecoder:
         device: torch.device | str = "cuda",
         pdl: bool | None = None,
         expand: bool | None = None,
+        share: CudaShare | None = None,
     ) -> None:
         """`pdl` turns on programmatic dependent launch: a kernel starts before the one before it has ended. None: on if
         the device supports it, from Hopper on. `expand` stores matrices of a grouped format as floats, and adds them
         to 8-bit floats: they take more memory, are faster to multiply with, and give the same bits. None: if the device
-        has room for it."""
+        has room for it. `share`: the weights are one rank's part, and `config` has the heads and MLP columns of this
+        part, with the whole vocabulary."""
         if config.head_dim > 256 or config.head_dim % 16:
             raise UnsupportedModel(
                 f"head dimension {config.head_dim}; the CUDA kernels need a multiple of 16 up to 256"
@@ -73,7 +77,9 @@ class CudaDecoder:
         self.device = torch.device(device)
         self.pdl = torch.cuda.get_device_capability(device) >= (9, 0) if pdl is None else pdl
         room = has_room(weights, self.device) if expand is None else expand
-        self._assemble(Packer(weights, dtype=dtype, device=self.device, expand=room), max_context)
+        self.share = self.head_share = share
+        cut = UNCUT if share is None else share.cut
+        self._assemble(Packer(weights, dtype=dtype, device=self.device, expand=room, cut=cut), max_context)
         self.products = Products(self.matrices(), device=device, pdl=self.pdl)
         self.attention = Attention(device=device)
         self.scale = config.attention_scale or config.head_dim**-0.5
@@ -92,9 +98,9 @@ class CudaDecoder:
             replace(
                 layer,
                 qkv=fewer(layer.qkv),
-                o=fewer(layer.o),
+                o=tuple(fewer(matrix) for matrix in layer.o),
                 gate_up=fewer(layer.gate_up, gated=True),
-                down=fewer(layer.down),
+                down=tuple(fewer(matrix) for matrix in layer.down),
             )
             for layer in self.layers
         ]
@@ -119,10 +125,11 @@ class CudaDecoder:
     def profile(self, rows: int, outs: int) -> None:
         """Run the largest passes, over prompts and with the most logits, to allocate every buffer. Smaller prompts
         follow, of every size, so that the ways of their products are known."""
-        with compiling():
-            self._run_largest(rows, outs)
-        with rehearsal():
-            self._run_largest(rows, outs)
+        with self.alone():
+            with compiling():
+                self._run_largest(rows, outs)
+            with rehearsal():
+                self._run_largest(rows, outs)
         torch.cuda.synchronize(self.device)
 
     def _run_largest(self, rows: int, outs: int) -> None:
@@ -134,9 +141,12 @@ class CudaDecoder:
             whole = DeviceBatch(few, few, few, ends, zeros[:1, None], seats=1, max_rows=1, max_context=1)
             self.logits(replace(whole, logit_rows=few[:outs].long()), kv)
 
+    def alone(self) -> AbstractContextManager[None]:
+        """Let passes within the block wait for no other rank, see `CudaShare`."""
+        return nullcontext() if self.share is None else self.share.alone()
+
     def matrices(self) -> list[CudaMatrix]:
-        inner = [m for layer in self.layers for m in (layer.qkv, layer.o, layer.gate_up, layer.down)]
-        return [*inner, self.head]
+        return [*(matrix for layer in self.layers for matrix in layer.matrices), self.head]
 
     @property
     def weight_bytes(self) -> int:
@@ -168,7 +178,12 @@ class CudaDecoder:
         """Compute logits float32 [rows, vocab] of hidden states, in memory that the next call with as many reuses."""
         out = self._buffer("logits", len(hidden), self.head.outputs, torch.float32)
         self.products(hidden, self.head, out)
-        return out
+        share = self.head_share
+        if share is None or share.peers.ranks == 1:
+            return out
+        whole = self._buffer("logits of all ranks", len(hidden), share.columns, torch.float32)
+        share.peers.gather(out, whole, pdl=self.pdl)
+        return whole
 
     def hidden(
         self,
@@ -298,15 +313,20 @@ class CudaDecoder:
     def _branch(
         self,
         source: Tensor,
-        matrix: CudaMatrix,
+        shards: Sequence[CudaMatrix],
         x: Tensor,
         y: Tensor,
         post: Tensor | None,
         following: Tensor,
     ) -> None:
         """Add a branch to the residual stream: x += source · matrix (with its `post` norm), then y = norm of x with the
-        weight `following`."""
+        weight `following`. `shards`: the matrix, or this rank's pieces of it."""
         eps = self.config.norm_eps
+        if self.share is not None:
+            for some in (slice(i, i + self.share.peers.programs) for i in range(0, len(x), self.share.peers.programs)):
+                self._branch_over_ranks(self.share, source[some], shards, x[some], y[some], post, following)
+            return
+        [matrix] = shards
         if post is None:
             sums = self.products.sums(source, matrix, x)
             if sums is not None:
@@ -317,6 +337,29 @@ class CudaDecoder:
         else:
             branch = self._buffer("branch", len(x), x.shape[1])
             self.products(source, matrix, branch)
+            add_norm(x, branch, post, following, y, eps=eps, pdl=self.pdl)
+
+    def _branch_over_ranks(
+        self,
+        share: CudaShare,
+        source: Tensor,
+        shards: Sequence[CudaMatrix],
+        x: Tensor,
+        y: Tensor,
+        post: Tensor | None,
+        following: Tensor,
+    ) -> None:
+        """Add a branch of which every rank has a part, see `_branch`."""
+        eps, bias = self.config.norm_eps, shards[0].bias
+        parts = self._buffer("parts", len(shards) * len(x), x.shape[1], torch.float32).view(len(shards), *x.shape)
+        sources = torch.split(source, [matrix.inputs for matrix in shards], 1)
+        for part, matrix, own in zip(parts, shards, sources, strict=True):
+            self.products(own.contiguous(), replace(matrix, bias=None), part)
+        if post is None:
+            share.peers.add_norm(parts, bias, x, following, y, eps=eps, pdl=self.pdl)
+        else:
+            branch = self._buffer("branch", len(x), x.shape[1])
+            share.peers.add(parts, bias, branch, pdl=self.pdl)
             add_norm(x, branch, post, following, y, eps=eps, pdl=self.pdl)
 
     def _buffer(self, name: str, rows: int, columns: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -333,7 +376,7 @@ class CudaDecoder:
         self.embedding = packer.matrix("embed")
         self.layers = self._packed_layers(packer, max_context)
         self.norm = packer.vector("norm")
-        self.head = self.embedding if self.config.tied_head else packer.matrix("head")
+        self.head = packer.matrix("head") if "head" in packer else self.embedding
 
     def _packed_layers(self, packer: Packer, max_context: int) -> list[CudaLayer]:
         config, ropes = self.config, dict[object, tuple[Tensor, Tensor]]()

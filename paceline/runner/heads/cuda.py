@@ -105,7 +105,8 @@ class CudaHead(CudaDecoder):
             if index < last:
                 self._branch(gated, layer.down, x, y, None, self.layers[index + 1].attn_norm)
                 inputs = y
-        self.products(gated, self.layers[last].down, x, residual=x)
+        [down] = self.layers[last].down
+        self.products(gated, down, x, residual=x)
         self._states = x
 
     def _pair(self, rows: DeviceBatch, states: Tensor, x: Tensor, ends: Tensor | None) -> Tensor:
@@ -189,6 +190,7 @@ class CudaHead(CudaDecoder):
         self.mask = MaskRow.of(network, packer.vector("mask") if "mask" in packer else None)
         self.layers = [packer.layer(config, index, cos, sin) for index in range(config.num_layers)]
         self._state_norm = self.layers[0].attn_norm if own is None else own
+        self.head_share = None if "head" in packer else self._target.head_share
         self.head = packer.matrix("head") if "head" in packer else self._target.head
 
 

@@ -122,7 +122,7 @@ class ReadyModel:
     @property
     def page_bytes(self) -> int:
         """Bytes of one page of KV memory."""
-        config = self.model.config
+        config = self.model.config if self.decoder is None else self.decoder.config  # of the part on this device
         if self.split is not None:
             return self.split.page_bytes(config, torch.bfloat16 if self.compiled else _dtype(self.model))
         if self.compiled:
@@ -155,7 +155,7 @@ class ReadyModel:
             from paceline.runner.forwards.cuda import CudaForward, new_kv
 
             dtype, device = KV_DTYPES[self.kv_format], self.decoder.device
-            kv = new_kv(config, num_pages=num_pages, dtype=dtype, device=device)
+            kv = new_kv(self.decoder.config, num_pages=num_pages, dtype=dtype, device=device)
             return CudaForward(self.decoder, kv, taps=taps)
         if self.split is not None:
             return self._split_forward(
@@ -272,12 +272,12 @@ def read_model(
 ) -> ReadyModel:
     """Load a model and its tokenizer by name. A drafter shares the tokenizer of the target `beside` it if their
     files say the same. `shortlist`: compiled, its drafts compute a shortlist of outputs."""
-    _check_format(format, device)
+    check_format(format, device)
     if torch.device(device).type == "cpu":
         return replace(_ready_from_files(name, format, kv_format, progress, beside), shortlist=shortlist)
     with memory_for(f"the weights of {name}", "choose a smaller format such as fp8 or int4, or a smaller model"):
         model = load_model(name, format=format, device=device, progress=progress)
-        return _ready(name, model, _tokenizer(model, beside), device, kv_format, beside)
+        return _ready(name, model, tokenizer_of(model, beside), device, kv_format, beside)
 
 
 def _ready_from_files(
@@ -289,12 +289,13 @@ def _ready_from_files(
         format = resolve_format(format, quantised=opened.source.quantised)
         model = opened.loaded(describe_weights(opened.source, opened.config, format=format))
     with stage(f"make the tokenizer of {name}"):
-        tokenizer = _tokenizer(model, beside)
+        tokenizer = tokenizer_of(model, beside)
     ready = _ready(name, model, tokenizer, "cpu", kv_format)
     return replace(ready, stored=StoredWeights(opened.source, format, progress))
 
 
-def _tokenizer(model: LoadedModel, beside: ReadyModel | None) -> Tokenizer:
+def tokenizer_of(model: LoadedModel, beside: ReadyModel | None = None) -> Tokenizer:
+    """Make the tokenizer of a model, or take that of the model `beside` it if it is the same."""
     if beside is not None and beside.tokenizer is not None and _same_tokenizer(model, beside.model):
         return beside.tokenizer
     return Tokenizer.from_gguf(model.metadata) if model.kind == "gguf" else Tokenizer.from_directory(model.path)
@@ -321,7 +322,7 @@ def ready_shape(
 ) -> ReadyModel:
     """Make a model of a known shape with random weights, for measurements; it has no tokenizer. `beside`: the target
     that it drafts for."""
-    _check_format(format, device)
+    check_format(format, device)
     config = shape_config(name)
     format = resolve_format(format, quantised=False, device=device)
     dtype = torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
@@ -332,7 +333,7 @@ def ready_shape(
         return _ready(name, model, None, device, kv_format, beside)
 
 
-def _check_format(format: Format, device: str) -> None:
+def check_format(format: Format, device: str) -> None:
     """Refuse fp32 on a GPU: activations are bfloat16 there, and weights would be rounded to it."""
     if format == "fp32" and torch.device(device).type == "cuda":
         allowed = [known for known in get_args(Format) if known != "fp32"]
@@ -348,10 +349,9 @@ def _ready(
     beside: ReadyModel | None = None,
 ) -> ReadyModel:
     if torch.device(device).type == "cuda":
-        kinds = sorted({_kind(weight) for weight in model.weights.values() if not _is_vector(weight)})
-        parts = weight_parts(model, packed=True)
+        kinds, parts = kinds_of(model), weight_parts(model, packed=True)
         decoder = _cuda_decoder(model, device, positions=positions_beside(model.config, beside))
-        why = f"cuda: {torch.cuda.get_device_name(decoder.device)}, {' and '.join(kinds)} weights"
+        why = f"cuda: {torch.cuda.get_device_name(decoder.device)}, {kinds} weights"
         return ReadyModel(
             name, model, tokenizer, compiled=False, why=why, decoder=decoder, kv_format=kv_format, parts=parts
         )
@@ -377,6 +377,11 @@ def _cuda_decoder(model: LoadedModel, device: str, *, positions: int) -> CudaDec
     except ModuleNotFoundError as error:
         raise UnsupportedModel("a CUDA device needs Triton: pip install triton, or use device cpu") from error
     return CudaDecoder(model.config, model.weights, max_context=positions, device=device)
+
+
+def kinds_of(model: LoadedModel) -> str:
+    """Say for users in which formats the matrices of a model are on a GPU."""
+    return " and ".join(sorted({_kind(weight) for weight in model.weights.values() if not _is_vector(weight)}))
 
 
 def _kind(weight: Weight) -> str:

@@ -38,7 +38,7 @@ def threads_by_cores(cores: int, degree: int) -> int:
 
 def threads_of_a_rank(split: Split, threads: int | None) -> ThreadChoice:
     """Return the number of threads of each rank."""
-    if split.same_bits and not split.compiled:
+    if split.same_bits and not split.packed:
         return ThreadChoice(1, "for the same bits across degrees")
     if threads is not None:
         return ThreadChoice(threads, "a rank, as asked for")

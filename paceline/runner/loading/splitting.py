@@ -15,9 +15,11 @@ FLOATS = ("native", "fp32", "bf16")  # formats that torch runs; "native" is then
 
 
 def check_place(device: str, degree: int) -> None:
-    """Raise InvalidRequest if models cannot be split on a device."""
+    """Raise InvalidRequest if a model that is read by itself cannot be split on a device."""
     if device != "cpu":
-        raise InvalidRequest(f"tensor_parallel {degree}: models are split on device cpu only, not on {device}")
+        raise InvalidRequest(
+            f"tensor_parallel {degree}: on {device} ranks read a model when its engine starts; here take device cpu"
+        )
 
 
 def split_model(
@@ -41,7 +43,7 @@ def split_model(
         ready.model.config,
         degree=degree,
         same_bits=same_bits,
-        compiled=ready.compiled,
+        packed=ready.compiled,
         option=option,
     )
     made = replace(ready, split=split, rank_timeout=timeout)

@@ -58,9 +58,7 @@ class Exchange:
         """Sum the parts of all shards in float32; `parts` are those of this rank. All ranks get the same bits."""
         total = fold([part.float() for part in parts])
         if self.size & (self.size - 1):
-            others = [rank for rank in range(self.size) if rank != self.rank]
-            received = dict(zip(others, self._swap(total, others), strict=True))
-            return fold([received.get(rank, total) for rank in range(self.size)])
+            return fold(self.swap(total))
         for level in range(self.size.bit_length() - 1):
             [other] = self._swap(total, [self.rank ^ 1 << level])
             total = total + other
@@ -76,6 +74,12 @@ class Exchange:
         received = [torch.empty(shape, dtype=part.dtype) for shape in shapes[1:]]
         self._wait([(rank, self._begin(self._given.recv, each, rank)) for rank, each in enumerate(received, 1)])
         return [part, *received]
+
+    def swap(self, mine: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks, which are alike, on every rank."""
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        theirs = dict(zip(others, self._swap(mine, others), strict=True))
+        return [theirs.get(rank, mine) for rank in range(self.size)]
 
     def _swap(self, mine: Tensor, ranks: Sequence[int]) -> list[Tensor]:
         """Send a tensor to each of these ranks, and return theirs."""

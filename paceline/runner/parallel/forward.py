@@ -88,7 +88,7 @@ class SplitForward:
         self._key, self._part = ranks.load(load, mine)
         self.vocab_size = self._part.config.vocab_size
         self.taps = taps
-        self.bitwise = split.compiled
+        self.bitwise = split.packed
         self._torch_threads = order.torch_threads
         self.kv: KVMemory = SplitKV(self, num_pages=num_pages)
         self.close = weakref.finalize(self, ranks.free, self._key)
@@ -146,7 +146,7 @@ def split_forward(
     rank, for which ranks that are started must have room."""
     new = ranks is None
     if ranks is None:
-        use_threads(1 if split.compiled else threads)
+        use_threads(1 if split.packed else threads)
         ranks = Ranks(split.degree, threads=threads, timeout=timeout)
     try:
         if new:

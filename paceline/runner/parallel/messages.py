@@ -4,7 +4,8 @@
     Hello ─────────────────────────────▶         what runs here
           ◀──────────────────────────── Join     be this rank of this group
           ◀──────────────────────────── Load     read your shards of a model, or
-          ◀──────────────────────────── Lead     make a model of the first layers of one
+          ◀──────────────────────────── Lead     make a model of the first layers of one, or
+          ◀──────────────────────────── Assemble on a GPU: read your part of a model, and its drafters
     Busy ──────────────────────────────▶         while it reads: it gets on
     Loaded or Failed ──────────────────▶
           ◀──────────────────────────── Call     one for each pass; nothing is answered
@@ -33,6 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.config import EngineConfig
 from paceline.kernels.base import Batch
 from paceline.models.weights import Format
 from paceline.runner.parallel.split import Split
@@ -82,7 +84,7 @@ class Load:
     def torch_threads(self) -> int:
         """Threads of torch in a pass. Beside a compiled program it does little, and its idle threads would spin on the
         kernels' cores."""
-        return 1 if self.split.compiled else self.threads
+        return 1 if self.split.packed else self.threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +97,27 @@ class Lead:
 
 
 @dataclass(frozen=True, slots=True)
+class Assemble:
+    """An engine's models on several GPUs: each rank has its part of the target, and all of the drafters."""
+
+    key: int  # names it in later messages
+    target: str
+    format: Format
+    seed: int  # of random weights
+    drafters: tuple[str, ...]
+    config: EngineConfig
+    devices: tuple[str, ...]  # of each rank
+    torch_threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Busy:
     """A worker has got on with reading its shards since it last said so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A worker has the model of a Load or Lead."""
+    """A worker has the model of a Load, a Lead or an Assemble."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +154,7 @@ class Pong:
     """A worker has no more to do, and is there."""
 
 
-Message = Hello | Join | Load | Lead | Busy | Loaded | Failed | Call | Free | Ping | Pong
+Message = Hello | Join | Load | Lead | Assemble | Busy | Loaded | Failed | Call | Free | Ping | Pong
 
 
 @cache

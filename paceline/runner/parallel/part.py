@@ -51,14 +51,14 @@ def load_part(load: Load, exchange: Exchange, *, progress: Progress | None = Non
     """Read the part of a rank."""
     try:
         use_threads(load.torch_threads)
-        if not load.split.compiled:
+        if not load.split.packed:
             return _read_shards(load, exchange, progress)
         keep_to_own_cores(exchange.rank, degree=load.split.degree, threads=load.threads)
         return read_compiled(load, exchange, progress)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "alloc" not in str(error):
             raise
-        smaller = "choose a smaller format such as int4" if load.split.compiled else "take format bf16"
+        smaller = "choose a smaller format such as int4" if load.split.packed else "take format bf16"
         raise OutOfMemory(
             f"no memory on rank {exchange.rank} for its part of {load.path}: lower kv_memory or max_context, or "
             f"{smaller}"

@@ -58,7 +58,7 @@ def check_memory(free: Sequence[int], needs: Sequence[Need]) -> None:
 
 
 def _weight_bytes(described: Mapping[str, Weight], config: ModelConfig, split: Split, rank: int) -> int:
-    if split.compiled:
+    if split.packed:
         return layout_of_rank(described, config, split, rank=rank).size
     shapes = [expected_shapes(shard_config(config, shard, split)) for shard in split.of_rank(rank)]
     return sum(prod(shape) * _number_bytes(described[name]) for each in shapes for name, shape in each.items())

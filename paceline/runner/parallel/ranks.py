@@ -35,6 +35,7 @@ from paceline.runner.loading.memory import available_memory
 from paceline.runner.parallel.exchange import Exchange, join
 from paceline.runner.parallel.messages import (
     PACKAGE,
+    Assemble,
     Busy,
     Call,
     Failed,
@@ -60,7 +61,7 @@ LAST_WORDS_SECONDS = 1.0  # time in which the cause of a loss becomes known; if 
 LEAVE_SECONDS = 2.0  # time for workers to end by themselves
 TELLING = ("OutOfMemory", "ModelFileError", "ModelNotFound", "UnsupportedModel")  # errors that keep their class
 T = TypeVar("T")
-Order = TypeVar("Order", Load, Lead)
+Order = TypeVar("Order", Load, Lead, Assemble)
 
 
 class Worker:
@@ -157,9 +158,19 @@ class Loading:
 class Ranks:
     """All ranks of one machine, seen from rank 0. Ended by `close`, with this process, or when nobody refers to it."""
 
-    def __init__(self, size: int, *, threads: int, timeout: float = 8.0, command: Sequence[str] = WORKER) -> None:
-        """Start the workers and connect them. `timeout`: seconds that a message between ranks may take."""
+    def __init__(
+        self,
+        size: int,
+        *,
+        threads: int,
+        timeout: float = 8.0,
+        meeting: float | None = None,
+        command: Sequence[str] = WORKER,
+    ) -> None:
+        """Start the workers and connect them. `timeout`: seconds that a message to a rank may take; `meeting`: one
+        between ranks, if they wait for each other longer."""
         self.size, self.threads, self.timeout = size, threads, timeout
+        self._meeting = meeting or timeout
         self.lost: str | None = None  # why no more calls are possible
         self._lock = threading.RLock()
         self._keys = itertools.count()
@@ -213,6 +224,25 @@ class Ranks:
 
         self._guarded(all_there)
 
+    def guarded(self, work: Callable[[], T]) -> T:
+        """Do something in which the ranks meet without a message. A failure ends all of them, as one in `call` does."""
+        return self._guarded(work)
+
+    def watch(self, lost: Callable[[], None]) -> None:
+        """Call `lost` once, from another thread, when a worker has ended by itself."""
+        processes = [os.pidfd_open(worker.process.pid) for worker in self._workers]
+        ended = weakref.ref(self)
+
+        def wait_for_one() -> None:
+            wait(processes)
+            for process in processes:
+                os.close(process)
+            ranks = ended()
+            if ranks is not None and ranks.close.alive:
+                lost()
+
+        threading.Thread(target=wait_for_one, name="ranks", daemon=True).start()
+
     def pids(self) -> Mapping[int, int]:
         """Return the process of each worker by its rank."""
         return {worker.rank: worker.process.pid for worker in self._workers}
@@ -230,9 +260,9 @@ class Ranks:
                 raise RankLost(f"rank {worker.rank} runs {theirs}, and rank 0 {mine}: all ranks need the same versions")
             self.memory.append(hello.memory)
         for worker in self._workers:
-            worker.pipe.send(Join(worker.rank, self.size, str(store), self.timeout, self.threads, memory))
+            worker.pipe.send(Join(worker.rank, self.size, str(store), self._meeting, self.threads, memory))
         pipes = [worker.pipe.fileno() for worker in self._workers]
-        return join(store, rank=0, size=self.size, timeout=self.timeout, memory=memory, pipes=pipes)
+        return join(store, rank=0, size=self.size, timeout=self._meeting, memory=memory, pipes=pipes)
 
     def _tell(self, message: Message) -> None:
         for worker in self._workers:

@@ -6,6 +6,7 @@ here as floats, or by the kernels that pack them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -22,14 +23,17 @@ from paceline.runner.parallel.split import Piece, Split, piece_of
 class ShardedSource:
     """Implements TensorSource."""
 
-    def __init__(self, source: TensorSource, config: ModelConfig, *, shard: int, split: Split) -> None:
+    def __init__(
+        self, source: TensorSource, config: ModelConfig, *, shard: int, split: Split, whole: Sequence[str] = ()
+    ) -> None:
+        """`whole`: canonical tensors that are not cut."""
         self.dialect: Dialect = source.dialect
         self.quantised = source.quantised
         self._source = source
         self._shapes = source.shapes()
         names = {name: source.dialect.canonical(name, config) for name in self._shapes}
         self._pieces: dict[str, Piece | None] = {
-            name: None if canonical is None else piece_of(canonical, config, shard, split)
+            name: None if canonical is None or canonical in whole else piece_of(canonical, config, shard, split)
             for name, canonical in names.items()
         }
 

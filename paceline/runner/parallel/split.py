@@ -35,7 +35,7 @@ class Split:
     degree: int
     shards: int
     same_bits: bool = False  # the shards are those of every other degree, too
-    compiled: bool = False  # a compiled program, which cuts inputs between groups and has one shard of heads a rank
+    packed: bool = False  # for compiled programs and GPUs: inputs are cut between groups, a rank's heads are one piece
 
     def of_rank(self, rank: int) -> range:
         """Return the shards of a rank."""
@@ -50,11 +50,11 @@ class Split:
     @property
     def group(self) -> int:
         """Return the number of inputs that are cut together."""
-        return GROUP if self.compiled else 1
+        return GROUP if self.packed else 1
 
     def page_bytes(self, config: ModelConfig, dtype: torch.dtype) -> int:
         """Count the bytes of one page of KV memory on all ranks together; heads that several shards have count anew."""
-        split = self.by_ranks if self.compiled else self
+        split = self.by_ranks if self.packed else self
         heads = split.shards * shard_config(config, 0, split).num_kv_heads
         return page_bytes(config.num_layers, heads, config.head_dim, dtype)
 
@@ -71,11 +71,11 @@ def plan_split(
     *,
     degree: int,
     same_bits: bool,
-    compiled: bool = False,
+    packed: bool = False,
     option: str = "tensor_parallel",
 ) -> Split:
     """Split a model, or raise InvalidRequest with the degrees that are possible. `option`: that asks for the degree."""
-    group = GROUP if compiled else 1
+    group = GROUP if packed else 1
     shards = max(leaves for leaves in _powers(LEAVES) if _divides(config, leaves, group)) if same_bits else degree
     most = max(config.num_heads, 1)
     degrees = [
@@ -83,12 +83,12 @@ def plan_split(
     ]
     if degree not in degrees:
         bits = " with the same bits across degrees" if same_bits else ""
-        groups = f" of {config.head_dim}, weights in groups of {group} inputs" if compiled else ""
+        groups = f" of {config.head_dim}, weights in groups of {group} inputs" if packed else ""
         raise InvalidRequest(
             f"{option} {degree}: {name} has {config.num_heads} attention heads and {config.num_kv_heads} "
             f"key/value heads{groups}, and can be split{bits} over {_listed(degrees)} only"
         )
-    return Split(degree=degree, shards=shards, same_bits=same_bits, compiled=compiled)
+    return Split(degree=degree, shards=shards, same_bits=same_bits, packed=packed)
 
 
 def _powers(most: int) -> list[int]:

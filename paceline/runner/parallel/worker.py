@@ -16,14 +16,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import RankLost
 from paceline.runner.loading.memory import available_memory
 from paceline.runner.parallel.exchange import Exchange, join
 from paceline.runner.parallel.messages import (
+    Assemble,
     Busy,
     Call,
     Failed,
@@ -39,20 +41,22 @@ from paceline.runner.parallel.messages import (
     versions,
     whole,
 )
-from paceline.runner.parallel.part import Part, load_part, use_threads
+from paceline.runner.parallel.part import load_part, use_threads
 
 BUSY_SECONDS = 1.0  # time between two looks whether this process gets on
 BUSY_CPU_SECONDS = 0.01  # work that counts as getting on
 ORPHAN_SECONDS = 2.0  # time to leave by itself once rank 0 has gone
+Assembling = Callable[[Assemble, Exchange], object]
+"""Makes the models of an engine on this rank's GPU, with the methods that rank 0 calls."""
 
 
-def main(descriptor: int) -> int:
+def main(descriptor: int, assemble: Assembling | None = None) -> int:
     """Work until rank 0 has no more need of it, and return the status of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe = Pipe(descriptor)
     try:
         pipe.send(Hello(versions(), available_memory()))
-        serve(pipe)
+        serve(pipe, assemble)
     except (EOFError, ConnectionError):  # rank 0 has gone, or closed the pipe
         return 0
     except Exception as error:  # of any kind: rank 0 has to hear of it
@@ -62,7 +66,7 @@ def main(descriptor: int) -> int:
     raise AssertionError("a worker serves until its pipe is closed")
 
 
-def serve(pipe: Pipe) -> None:
+def serve(pipe: Pipe, assemble: Assembling | None = None) -> None:
     """Do what messages say. Raises EOFError at the end of the pipe."""
     joining = pipe.receive()
     assert isinstance(joining, Join), f"{joining} comes before a rank has joined"
@@ -75,25 +79,31 @@ def serve(pipe: Pipe) -> None:
         memory=joining.memory,
         pipes=[pipe.fileno()],
     )
-    models: dict[int, tuple[Load, Part]] = {}
+    models: dict[int, tuple[Load | Assemble, Any]] = {}
     while True:
-        _obey(pipe, exchange, models)
+        _obey(pipe, exchange, models, assemble)
 
 
-def _obey(pipe: Pipe, exchange: Exchange, models: dict[int, tuple[Load, Part]]) -> None:
+def _obey(
+    pipe: Pipe, exchange: Exchange, models: dict[int, tuple[Load | Assemble, Any]], assemble: Assembling | None
+) -> None:
     match pipe.receive():
+        case Assemble() as whole_engine if assemble is not None:
+            with _saying_busy(pipe):
+                models[whole_engine.key] = whole_engine, assemble(whole_engine, exchange)
+            pipe.send(Loaded())
         case Load() as load:
             with _saying_busy(pipe):
                 models[load.key] = load, load_part(load, exchange)
             pipe.send(Loaded())
         case Lead(key, whole_key, layers):
-            load, part = models[whole_key]
+            order, part = models[whole_key]
             with _saying_busy(pipe):
-                models[key] = load, part.leading(layers)
+                models[key] = order, part.leading(layers)
             pipe.send(Loaded())
         case Call(key, method, arguments):
-            load, part = models[key]
-            use_threads(load.torch_threads)  # models may differ
+            order, part = models[key]
+            use_threads(order.torch_threads)  # models may differ
             getattr(part, method)(*map(whole, arguments))
         case Free(key):
             models.pop(key, None)

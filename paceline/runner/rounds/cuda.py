@@ -58,6 +58,8 @@ from paceline.sampling.words import Branch, MaskSheet
 logger = logging.getLogger(__name__)
 START_SECONDS = 10.0  # time for recording the graphs of the start; the others follow in idle moments
 SPARE_BYTES = 512 << 20  # device memory that graphs leave free
+Chosen = tuple[Bucket, CudaRound, bool]
+"""The round that runs a step, its bucket, and whether it takes its usual time: it was not recorded just now."""
 
 
 class CudaRounds:
@@ -131,6 +133,17 @@ class CudaRounds:
         rounds are never recorded."""
         if self._recorder is None:
             return None
+        with self._target.decoder.alone():
+            return self._prepare(longest, offers, prompt_rows, seconds, report)
+
+    def _prepare(
+        self,
+        longest: Mapping[str, int],
+        offers: int,
+        prompt_rows: int,
+        seconds: float,
+        report: Callable[[int, int], None],
+    ) -> Prepared:
         began, free = time.perf_counter(), self._free_bytes()
         known = [*drafts_of(self.drafters, self._grid, longest)]
         with compiling():
@@ -155,9 +168,21 @@ class CudaRounds:
         logger.info("graphs: %s", prepared)
         return prepared
 
-    @torch.inference_mode()
     def improve(self) -> bool:
-        return self._recorder is not None and self._graphs.improve()
+        bucket = self.missing()
+        if bucket is not None:
+            self.record(bucket)
+        return bucket is not None
+
+    def missing(self) -> Bucket | None:
+        """Return the bucket whose round is to be recorded in the next idle moment; None: there is none."""
+        return None if self._recorder is None else self._graphs.missing()
+
+    @torch.inference_mode()
+    def record(self, bucket: Bucket) -> None:
+        """Record the round of a bucket, in a moment in which nothing is in flight."""
+        with self._target.decoder.alone():
+            self._graphs.add(bucket)
 
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler, prediction: Sequence[int] = ()) -> None:
         self._changes.write(lane, tokens, sampler, prediction)
@@ -178,18 +203,20 @@ class CudaRounds:
         drafter: str | None,
         context: int,
         masked: Sequence[int] = (),
+        chosen: Chosen | None = None,
     ) -> Ticket:
-        recorded = len(self._graphs)
-        bucket, round = None, None
-        if seats:
-            bucket, round = self._graphs.find(self._wanted.find(seats, drafter, context, masks=bool(masked)))
+        """`chosen`: the round, where another than the best one is to run."""
+        if seats and chosen is None:
+            chosen = self.choose(seats, drafter, context, masked)
+        bucket, round, typical = chosen or (None, None, True)
         self._end_late()
         self._changes.apply(self._upload)
         began = self._mark()
         read = self._read_chunks(chunks, drafter, context) if chunks else NOTHING_READ
         replayed = round is None or round.recorded or self._recorder is None
-        typical = replayed and len(self._graphs) == recorded
-        ticket = Ticket(chunks, seats, bucket, round, read, began, typical, self._mark() if chunks else None)
+        ticket = Ticket(
+            chunks, seats, bucket, round, read, began, typical and replayed, self._mark() if chunks else None
+        )
         ticket.masked_seats = masked
         if round is not None:
             round.begin(seats)
@@ -198,6 +225,16 @@ class CudaRounds:
         else:
             self._end(ticket)
         return ticket
+
+    def choose(self, seats: Sequence[Seat], drafter: str | None, context: int, masked: Sequence[int]) -> Chosen:
+        """Choose the round for a step of these seats; it may be recorded for that. In inference mode."""
+        recorded = len(self._graphs)
+        bucket, round = self._graphs.find(self._wanted.find(seats, drafter, context, masks=bool(masked)))
+        return bucket, round, len(self._graphs) == recorded
+
+    def chosen(self, bucket: Bucket) -> Chosen:
+        """Return the round of a bucket that another rank has chosen. In inference mode."""
+        return bucket, self._graphs.round_of(bucket), True
 
     @without_comparing()
     def _read_chunks(self, chunks: Sequence[Chunk], drafter: str | None, context: int) -> ReadChunks:

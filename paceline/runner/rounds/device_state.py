@@ -220,6 +220,6 @@ def edits_of(sampler: Sampler) -> Edits:
         edits |= Edits.WAITS
     if sampler.additive is not None:
         edits |= Edits.BIASES
-    if sampler.grammar is not None:
+    if params.grammar is not None:
         edits |= Edits.MASKS
     return edits

@@ -80,16 +80,25 @@ class Graphs(Generic[Round]):
             report(len(self._recorded), len(wanted))
 
     def improve(self) -> bool:
-        """Record one more bucket: the one that steps have missed most, or the next of the start.
-
-        False: there is none, or no memory. Only for moments in which no step is in flight."""
-        bucket = next((wanted for wanted, _ in self._missed.most_common()), None) or self._next_of_start()
-        if bucket is None or not self._has_room():
+        """Record one more bucket, see `missing`. False: there is none. Only for moments in which no step is in
+        flight."""
+        bucket = self.missing()
+        if bucket is None:
             return False
+        self.add(bucket)
+        return True
+
+    def missing(self) -> Bucket | None:
+        """Return the bucket that is to be recorded next: the one that steps have missed most, or the next of the start.
+        None: there is none, or no memory."""
+        bucket = next((wanted for wanted, _ in self._missed.most_common()), None) or self._next_of_start()
+        return bucket if bucket is not None and self._has_room() else None
+
+    def add(self, bucket: Bucket) -> None:
+        """Record a bucket."""
         made = self._make(bucket)
         made.run_once()
         self._record(bucket, made)
-        return True
 
     def find(self, wanted: Bucket) -> tuple[Bucket, Round]:
         """Return the round that runs a step of the bucket `wanted`, and its own bucket."""
@@ -101,11 +110,18 @@ class Graphs(Generic[Round]):
             if serves.shape != wanted.shape:
                 self._missed[wanted] += 1
             return serves, self._recorded[serves]
-        if wanted not in self._eager:  # its first run compiles its kernels and makes its buffers
-            self._eager[wanted] = self._make(wanted)
-        elif not wanted.eager and self._has_room():
-            self._record(wanted, self._eager[wanted])
-        return wanted, self._eager.get(wanted) or self._recorded[wanted]
+        return wanted, self.round_of(wanted)
+
+    def round_of(self, bucket: Bucket) -> Round:
+        """Return the round of this very bucket, recorded if it was or if it runs for the second time."""
+        made = self._eager.get(bucket)
+        if made is None:
+            made = self._recorded.get(bucket)
+            if made is None:  # its first run compiles its kernels and makes its buffers
+                made = self._eager[bucket] = self._make(bucket)
+        elif not bucket.eager and self._has_room():
+            self._record(bucket, made)
+        return made
 
     def _record(self, bucket: Bucket, made: Round) -> None:
         made.record()

@@ -116,9 +116,12 @@ def test_formats_and_places_that_are_not_split(path: Path, monkeypatch: pytest.M
     with pytest.raises(InvalidRequest, match=r"ranks read weights from files, and .* has none"):
         split(replace(read_model(str(path), format="fp32"), stored=None))
     decoder: Any = SimpleNamespace(device=torch.device("cuda"), weight_bytes=0)
-    with pytest.raises(InvalidRequest, match="models are split on device cpu only, not on cuda"):
+    with pytest.raises(InvalidRequest, match="on cuda ranks read a model when its engine starts"):
         split(replace(read_model(str(path), format="fp32"), decoder=decoder))
-    with pytest.raises(InvalidRequest, match="tensor_parallel 2: models are split on device cpu only, not on cuda"):
+    with pytest.raises(
+        InvalidRequest,
+        match="tensor_parallel 2: on cuda ranks read a model when its engine starts; here take device cpu",
+    ):
         read_target("nowhere", device="cuda", config=EngineConfig.of(tensor_parallel=2))
 
 
@@ -141,7 +144,7 @@ def test_a_drafter_over_the_ranks_of_its_target(path: Path, words: str, why: str
     assert made.how.endswith(why)
     assert made.model is not None
     assert (made.model.split, made.model.rank_timeout, made.model.shortlist) == (
-        Split(degree=2, shards=2, compiled=made.model.compiled),
+        Split(degree=2, shards=2, packed=made.model.compiled),
         3.0,
         False,
     )
@@ -155,7 +158,7 @@ def test_a_drafter_with_the_same_bits(path: Path) -> None:
     made = recipe(f"model:{path}", beside(path, format="int4", same_bits=True))
     assert made.model is not None
     assert made.model.stored is not None
-    assert (made.model.stored.format, made.model.split) == ("int4-all", Split(2, 2, same_bits=True, compiled=True))
+    assert (made.model.stored.format, made.model.split) == ("int4-all", Split(2, 2, same_bits=True, packed=True))
     with pytest.raises(InvalidRequest, match=r"weights of .* with one scale for all inputs"):
         recipe(f"model:{path},format=int8", beside(path, degree=1, same_bits=True))
 

@@ -121,7 +121,7 @@ class CompiledRanks:
         pipes: Sequence[int] = (),
     ) -> CompiledRanks:
         """`threads`: of each rank."""
-        split = plan_split("tiny", config, degree=degree, same_bits=same_bits, compiled=True)
+        split = plan_split("tiny", config, degree=degree, same_bits=same_bits, packed=True)
         ranks = Threads.of(degree)
         if degree > 1:
             with segments(degree, timeout=timeout, pipes=pipes) as made:

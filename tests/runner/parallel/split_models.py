@@ -104,7 +104,7 @@ def split_over(
 ) -> SplitForward:
     """`format` of integers: compiled."""
     config, compiled = open_model(str(path)).config, format.startswith("int")
-    split = plan_split("tiny", config, degree=ranks.size, same_bits=same_bits, compiled=compiled)
+    split = plan_split("tiny", config, degree=ranks.size, same_bits=same_bits, packed=compiled)
     dtype = torch.bfloat16 if format == "bf16" else torch.float32
     return SplitForward(ranks, str(path), split=split, format=format, dtype=dtype, num_pages=num_pages, taps=taps)
 

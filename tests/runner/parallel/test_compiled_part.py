@@ -211,7 +211,7 @@ def unpacked(matrix: Packed) -> Tensor:
 
 def check_packs(source: TensorSource, config: ModelConfig, format: Format, degree: int) -> None:
     """A rank's matrices have the bits of the whole model's."""
-    split = plan_split("tiny", config, degree=degree, same_bits=False, compiled=True)
+    split = plan_split("tiny", config, degree=degree, same_bits=False, packed=True)
     complete = Pack(decoder_layout(describe_weights(source, config, format=format)), threads=2)
     read_decoder(complete, source, config, format=format)
     rank = degree - 1
@@ -244,7 +244,7 @@ def test_ranks_have_packs_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     config = replace(WIDE, intermediate_size=128, vocab_size=96)
     opened = open_model(str(write_tiny(tmp_path, config, random_weights(config, seed=3))))
-    split = plan_split("tiny", opened.config, degree=2, same_bits=False, compiled=True)
+    split = plan_split("tiny", opened.config, degree=2, same_bits=False, packed=True)
     load = Load(0, str(tmp_path), "int4", split, 1, torch.float32, ())
 
     def sums() -> list[int]:

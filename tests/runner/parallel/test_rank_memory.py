@@ -58,7 +58,7 @@ def held(weights: Mapping[str, Weight]) -> int:
 def test_compiled_parts(format: Format, monkeypatch: pytest.MonkeyPatch) -> None:
     apart(monkeypatch)
     config, source = TARGET.config, Held(TARGET.weights)
-    split = plan_split("tiny", config, degree=2, same_bits=False, compiled=True)
+    split = plan_split("tiny", config, degree=2, same_bits=False, packed=True)
     load = Load(0, "tiny", format, split, 8, torch.float32, ())
     packs = [pack_of_rank(load, source, config, rank=rank) for rank in range(2)]
     described = describe_weights(source, config, format=format)

@@ -131,7 +131,7 @@ def test_shards_of_every_degree() -> None:
 
 def test_compiled_shards_are_cut_between_groups() -> None:
     """96 columns of the MLP are three groups of 32: one on the first rank, two on the second."""
-    split = plan_split("tiny", CONFIG, degree=2, same_bits=False, compiled=True)
+    split = plan_split("tiny", CONFIG, degree=2, same_bits=False, packed=True)
     assert [shard_config(CONFIG, rank, split).intermediate_size for rank in range(2)] == [32, 64]
     assert [inputs_of_shards("down", CONFIG, rank, split) for rank in range(2)] == [[32], [64]]
     assert [inputs_of_shards("o", CONFIG, rank, split) for rank in range(2)] == [[32], [32]]
@@ -140,13 +140,13 @@ def test_compiled_shards_are_cut_between_groups() -> None:
 def test_compiled_ranks_have_whole_heads() -> None:
     """With the same bits at every degree, a rank has its shards' heads in one piece, and cuts their sums alone."""
     config = replace(CONFIG, head_dim=32, intermediate_size=160)
-    split = plan_split("tiny", config, degree=2, same_bits=True, compiled=True)
+    split = plan_split("tiny", config, degree=2, same_bits=True, packed=True)
     assert (split.shards, split.by_ranks.shards) == (4, 2)
     assert shard_config(config, 1, split.by_ranks).num_heads == 2
     assert [inputs_of_shards("o", config, rank, split) for rank in range(2)] == [[32, 32], [32, 32]]
     assert [inputs_of_shards("down", config, rank, split) for rank in range(2)] == [[32, 32], [32, 64]]
     assert split.page_bytes(config, torch.bfloat16) == Split(1, 1).page_bytes(config, torch.bfloat16)
-    four = plan_split("tiny", config, degree=4, same_bits=True, compiled=True)
+    four = plan_split("tiny", config, degree=4, same_bits=True, packed=True)
     assert four.page_bytes(config, torch.bfloat16) == 2 * Split(1, 1).page_bytes(config, torch.bfloat16)
 
 
@@ -161,4 +161,4 @@ def test_compiled_ranks_have_whole_heads() -> None:
 def test_groups_that_shards_would_cut(changes: dict[str, int], allowed: str) -> None:
     config = replace(CONFIG, **changes)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match=f"weights in groups of 32 inputs, and can be split over {allowed}"):
-        plan_split("tiny", config, degree=3, same_bits=False, compiled=True)
+        plan_split("tiny", config, degree=3, same_bits=False, packed=True)

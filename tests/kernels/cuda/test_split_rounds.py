@@ -1,0 +1,67 @@
+"""Rounds of a model over two ranks: with the same bits across degrees they do what the rounds of one rank do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.runner.rounds.protocol import Chunk, Offer, Rounds, Seat
+from paceline.sampling.sampler import Sampler
+from paceline.types import SamplingParams
+from tests.kernels.cuda.conftest import ON_GPU
+from tests.kernels.cuda.split_rounds import MODELS, leading_rounds, rounds_of_rank
+
+pytestmark = pytest.mark.skipif(ON_GPU, reason="ranks are processes of the interpreter")
+TEXTS: dict[int, list[int]] = {2: [5, 6, 7, 8, 5, 6], 0: [1, 2, 3, 1]}
+PARAMS: dict[int, dict[str, Any]] = {
+    2: {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "logprobs": 3, "presence_penalty": 0.5, "logit_bias": {3: 2.0}},
+    0: {"temperature": 0, "min_tokens": 3},
+}
+
+
+def enter(rounds: Rounds, lane: int, vocab_size: int) -> None:
+    sampler = Sampler(SamplingParams.of(**PARAMS[lane]), seed=7 + lane, vocab_size=vocab_size, eos_ids=(4,))
+    sampler.see_prompt(TEXTS[lane])
+    rounds.write(lane, np.array(TEXTS[lane], dtype=np.int32), sampler)
+    rounds.set_pages(lane, 0, range(4 * lane, 4 * lane + 4))
+
+
+def played(rounds: Rounds, drafter: str | None, vocab_size: int) -> list[Any]:
+    """Read two prompts, draft and decode; return what came of every step."""
+    steps: list[tuple[Sequence[Chunk], Sequence[Seat]]] = [
+        ([Chunk(2, 0, 5, draws=False, drafts=drafter is not None)], []),
+        ([Chunk(0, 0, 4, draws=True, drafts=drafter is not None)], [Seat(2, 3)]),
+        ([], [Seat(2, 3), Seat(0, 2)]),
+        ([], [Seat(0, 2, offer=Offer(6, (1, 2, 3))), Seat(2, 0)]),
+        ([], [Seat(2, 4), Seat(0, 3)]),
+    ]
+    for lane in TEXTS:
+        enter(rounds, lane, vocab_size)
+    outcomes: list[Any] = []
+    for chunks, seats in steps:
+        found = rounds.collect(rounds.launch(chunks, seats, drafter=drafter, context=40))
+        outcomes.append(found[:2])
+    return outcomes
+
+
+@pytest.mark.parametrize("drafter", [None, "ngram", "model", "eagle", "trees", "layers"])
+def test_two_ranks_do_what_one_does(drafter: str | None, tmp_path: Path) -> None:
+    vocab = MODELS["two-layers"].vocab_size
+    alone = played(rounds_of_rank("two-layers", drafter, 0, 1, same_bits=True), drafter, vocab)
+    split = played(leading_rounds("two-layers", drafter, 2, tmp_path, same_bits=True), drafter, vocab)
+    assert split == alone
+    assert any(landed.drafted for landed in alone[2][1]) == (drafter is not None)
+    assert alone[3][1][0].drafted  # what the host offered
+
+
+@pytest.mark.parametrize("model", ["bias", "post-norms", "qk-norm", "tied", "plain"])
+def test_kinds_of_models(model: str, tmp_path: Path) -> None:
+    """Heads, columns and tokens that cannot be halved evenly, and all that happens around a sum."""
+    vocab = MODELS[model].vocab_size
+    alone = played(rounds_of_rank(model, None, 0, 1, same_bits=True), None, vocab)
+    split = played(leading_rounds(model, None, 2, tmp_path, same_bits=True), None, vocab)
+    assert split == alone
