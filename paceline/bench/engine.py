@@ -75,6 +75,8 @@ class Setup:
     kv_format: str = "bf16"  # ignored on a CPU
     device: str = "cpu"
     threads: int | None = None
+    tensor_parallel: int = 1
+    same_bits: bool = False  # across degrees
     rounds: int = 3  # repetitions, of which the median counts
     off: bool = False  # measure mode `off` too
     mixes: tuple[Mix, ...] = ()  # further runs, in which some requests carry a sampling parameter
@@ -198,9 +200,18 @@ def measure(setup: Setup, *, say: Say = lambda what, done, total: None) -> Measu
 
 
 def build(setup: Setup, *, drafting: bool) -> Parts:
-    model = ready(setup.target, setup)
-    words = [drafter_words(setup)] if drafting else []
-    parts = assemble(model, drafters=words, threads=setup.threads, config=config_of(setup, drafting=drafting))
+    config = config_of(setup, drafting=drafting)
+    # Ranks read a model by its name, each its own part.
+    model = setup.target if config.is_split else ready(setup.target, setup)
+    parts = assemble(
+        model,
+        drafters=[drafter_words(setup)] if drafting else [],
+        format=setup.format,
+        device=setup.device,
+        threads=setup.threads,
+        config=config,
+        seed=setup.seed,
+    )
     need = max(setup.batches) * -(-(setup.prompt_tokens + setup.output_tokens + setup.draft + 1) // PAGE_SIZE)
     if parts.memory.num_pages < need:
         raise OutOfMemory(
@@ -242,6 +253,8 @@ def config_of(setup: Setup, *, drafting: bool) -> EngineConfig:
         "prefix_cache": False,
         "max_draft": setup.draft,
         "max_draft_tokens": most * setup.draft,
+        "tensor_parallel": setup.tensor_parallel,
+        "same_bits_across_degrees": setup.same_bits,
         "measure_speedup": False,  # the modes of the bench are compared instead
     }
     if drafting:

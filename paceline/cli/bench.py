@@ -134,6 +134,12 @@ def _add_work(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", type=count, default=3, metavar="N", help="repetitions, of which the median counts (default: 3)"
     )
+    parser.add_argument(
+        "--tensor-parallel", type=count, default=1, metavar="N", help="GPUs that the target is split over (default: 1)"
+    )
+    parser.add_argument(
+        "--same-bits-across-degrees", action="store_true", help="the same bits with every --tensor-parallel, but slower"
+    )
     parser.add_argument("--off", action="store_true", help="also measure: drafter configured, speculation off")
     parser.add_argument(
         "--mix",
@@ -228,6 +234,8 @@ def _setup(args: Namespace) -> Setup:
         kv_format=args.kv_format,
         device=choose_device(args.device),
         threads=args.threads,
+        tensor_parallel=args.tensor_parallel,
+        same_bits=args.same_bits_across_degrees,
         rounds=args.rounds,
         off=args.off,
         mixes=mixes(args.mix) if args.mix else (),

@@ -62,16 +62,20 @@ def assemble(
     config: EngineConfig,
     progress: Progress | None = None,
     recording: Progress | None = None,
+    seed: int = 0,
 ) -> Parts:
     """`cores`: of all processes together, which share them where `threads` of each are not given. `progress`: called
-    with bytes of weights read, and in all; `recording`: with graphs of a GPU recorded, and in all."""
+    with bytes of weights read, and in all; `recording`: with graphs of a GPU recorded, and in all. `seed`: of random
+    weights, for a shape that ranks make by its name."""
     for words in drafters:
         check_device(words, device if isinstance(target, str) else target.device)
     check_corpus(config.corpus, drafters)
     check_split(drafters, config.drafter_tensor_parallel)
     rounds: Rounds | None
     if isinstance(target, str) and config.is_split and device != "cpu":
-        models, rounds, ranks = lead(target, drafters, config, format=format, progress=progress, recording=recording)
+        models, rounds, ranks = lead(
+            target, drafters, config, format=format, seed=seed, progress=progress, recording=recording
+        )
         watch = None if ranks is None else ranks.check
     else:
         ready = target

@@ -58,6 +58,7 @@ def meet(folder: Path, rank: int, ranks: int, shards: int) -> list[Tensor]:
     return results
 
 
+@pytest.mark.skipif(ON_GPU, reason="ranks are processes of the interpreter")
 @pytest.mark.parametrize(("ranks", "shards"), [(2, 1), (2, 2), (3, 1)])
 def test_ranks_have_the_bits_of_one_tree(ranks: int, shards: int, tmp_path: Path) -> None:
     every = on_ranks(ranks, tmp_path, meet, shards)
