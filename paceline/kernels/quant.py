@@ -69,18 +69,6 @@ def values_of(weight: Weight) -> Tensor:
     return weight if isinstance(weight, Tensor) else weight.q
 
 
-def columns_of(weight: Weight, start: int, stop: int) -> Weight:
-    """Return the inputs [start, stop) of a matrix, copied. Where it is quantised in groups, these are whole groups."""
-
-    def cut(part: Tensor) -> Tensor:
-        group = weight_inputs // part.shape[1]
-        assert part.shape[1] == 1 or start % group == stop % group == 0, f"[{start}, {stop}) divides a group of {group}"
-        return part.clone() if part.shape[1] == 1 else part[:, start // group : stop // group].contiguous()
-
-    weight_inputs = values_of(weight).shape[1]
-    return cut(weight) if isinstance(weight, Tensor) else weight.each(cut)
-
-
 def quantise(weight: Tensor, *, bits: int = 8, group: int | None = None) -> Quantised:
     """Quantise weight [n, k] with one scale for each output channel (8 bits only), or for each group of 32 inputs."""
     assert (bits, group) in ((8, None), (8, GROUP), (4, GROUP)), f"no kernel for {bits} bits in groups of {group}"

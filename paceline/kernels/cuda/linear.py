@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -106,6 +107,27 @@ class Products:
             self.by_tiles(x, matrix, like, finished=False)
             return self.partial[: matrix.parts * like.numel()].view(matrix.parts, *like.shape)
         return None
+
+    def parts(self, x: Tensor, matrix: CudaMatrix) -> Tensor:
+        """Compute the parts of a product without its bias, float32 [parts, rows, outputs], for a kernel that adds them.
+        They are in memory that the next product of their size reuses."""
+        rows, matrix = len(x), replace(self._ready(matrix, x), bias=None)
+        whole = matrix.parts == 1 or matrix.format == CHANNEL  # whose parts are scaled once they are added
+        out = self._temporary((1 if whole else matrix.parts, rows, matrix.outputs), torch.float32, use="parts")
+        way = self._way(x, matrix, out[0], False, 0)
+        if whole:
+            way(x, matrix, out[0])
+        elif way in self._libraries:
+            with whole_sums() if way == self.by_whole_library else nullcontext():
+                return self._library_sums(x, matrix, torch.float32)
+        else:
+            for some in (slice(first, first + SPREAD_ROWS) for first in range(0, rows, SPREAD_ROWS)):
+                self.by_tiles(x[some], matrix, out[0, some], finished=False)
+                found = self.partial[: matrix.parts * out[0, some].numel()].view(matrix.parts, -1, matrix.outputs)
+                if rows <= SPREAD_ROWS:
+                    return found
+                out[:, some] = found
+        return out
 
     def _ready(self, matrix: CudaMatrix, x: Tensor) -> CudaMatrix:
         """Return the matrix, or what it is as floats if there are many rows."""

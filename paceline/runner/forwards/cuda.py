@@ -40,7 +40,7 @@ from paceline.kernels.noise import pick
 from paceline.kernels.quant import Weight
 from paceline.models.config import ModelConfig
 from paceline.models.rope import layer_rope, rope_tables
-from paceline.runner.forwards.cuda_layers import UNCUT, CudaLayer, Packer
+from paceline.runner.forwards.cuda_layers import CudaLayer, Packer
 from paceline.runner.forwards.cuda_share import CudaShare
 from paceline.runner.forwards.device_batch import DeviceBatch, Ends, padded_rows, padded_sizes
 
@@ -78,8 +78,8 @@ class CudaDecoder:
         self.pdl = torch.cuda.get_device_capability(device) >= (9, 0) if pdl is None else pdl
         room = has_room(weights, self.device) if expand is None else expand
         self.share = self.head_share = share
-        cut = UNCUT if share is None else share.cut
-        self._assemble(Packer(weights, dtype=dtype, device=self.device, expand=room, cut=cut), max_context)
+        parts = None if share is None else share.parts
+        self._assemble(Packer(weights, dtype=dtype, device=self.device, expand=room, parts=parts), max_context)
         self.products = Products(self.matrices(), device=device, pdl=self.pdl)
         self.attention = Attention(device=device)
         self.scale = config.attention_scale or config.head_dim**-0.5
@@ -98,9 +98,9 @@ class CudaDecoder:
             replace(
                 layer,
                 qkv=fewer(layer.qkv),
-                o=tuple(fewer(matrix) for matrix in layer.o),
+                o=fewer(layer.o),
                 gate_up=fewer(layer.gate_up, gated=True),
-                down=tuple(fewer(matrix) for matrix in layer.down),
+                down=fewer(layer.down),
             )
             for layer in self.layers
         ]
@@ -146,7 +146,8 @@ class CudaDecoder:
         return nullcontext() if self.share is None else self.share.alone()
 
     def matrices(self) -> list[CudaMatrix]:
-        return [*(matrix for layer in self.layers for matrix in layer.matrices), self.head]
+        inner = [m for layer in self.layers for m in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+        return [*inner, self.head]
 
     @property
     def weight_bytes(self) -> int:
@@ -313,20 +314,19 @@ class CudaDecoder:
     def _branch(
         self,
         source: Tensor,
-        shards: Sequence[CudaMatrix],
+        matrix: CudaMatrix,
         x: Tensor,
         y: Tensor,
         post: Tensor | None,
         following: Tensor,
     ) -> None:
         """Add a branch to the residual stream: x += source · matrix (with its `post` norm), then y = norm of x with the
-        weight `following`. `shards`: the matrix, or this rank's pieces of it."""
+        weight `following`."""
         eps = self.config.norm_eps
         if self.share is not None:
             for some in (slice(i, i + self.share.peers.programs) for i in range(0, len(x), self.share.peers.programs)):
-                self._branch_over_ranks(self.share, source[some], shards, x[some], y[some], post, following)
+                self._branch_over_ranks(self.share, source[some], matrix, x[some], y[some], post, following)
             return
-        [matrix] = shards
         if post is None:
             sums = self.products.sums(source, matrix, x)
             if sums is not None:
@@ -343,23 +343,19 @@ class CudaDecoder:
         self,
         share: CudaShare,
         source: Tensor,
-        shards: Sequence[CudaMatrix],
+        matrix: CudaMatrix,
         x: Tensor,
         y: Tensor,
         post: Tensor | None,
         following: Tensor,
     ) -> None:
         """Add a branch of which every rank has a part, see `_branch`."""
-        eps, bias = self.config.norm_eps, shards[0].bias
-        parts = self._buffer("parts", len(shards) * len(x), x.shape[1], torch.float32).view(len(shards), *x.shape)
-        sources = torch.split(source, [matrix.inputs for matrix in shards], 1)
-        for part, matrix, own in zip(parts, shards, sources, strict=True):
-            self.products(own.contiguous(), replace(matrix, bias=None), part)
+        eps, parts = self.config.norm_eps, self.products.parts(source, matrix)
         if post is None:
-            share.peers.add_norm(parts, bias, x, following, y, eps=eps, pdl=self.pdl)
+            share.peers.add_norm(parts, matrix.bias, x, following, y, eps=eps, pdl=self.pdl)
         else:
             branch = self._buffer("branch", len(x), x.shape[1])
-            share.peers.add(parts, bias, branch, pdl=self.pdl)
+            share.peers.add(parts, matrix.bias, branch, pdl=self.pdl)
             add_norm(x, branch, post, following, y, eps=eps, pdl=self.pdl)
 
     def _buffer(self, name: str, rows: int, columns: int, dtype: torch.dtype | None = None) -> Tensor:

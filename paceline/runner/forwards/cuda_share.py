@@ -7,12 +7,11 @@ rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from paceline.kernels.cuda.exchange import MUTED, Peers
-from paceline.runner.forwards.cuda_layers import Cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +19,7 @@ class CudaShare:
     """A decoder's part, and the memory in which it meets the others."""
 
     peers: Peers
-    cut: Cut
+    parts: Mapping[str, int]  # of products, where they must be those of every other degree; see Packer
     columns: int  # logits of all ranks: tokens of the whole vocabulary
 
     @contextmanager

@@ -105,8 +105,7 @@ class CudaHead(CudaDecoder):
             if index < last:
                 self._branch(gated, layer.down, x, y, None, self.layers[index + 1].attn_norm)
                 inputs = y
-        [down] = self.layers[last].down
-        self.products(gated, down, x, residual=x)
+        self.products(gated, self.layers[last].down, x, residual=x)
         self._states = x
 
     def _pair(self, rows: DeviceBatch, states: Tensor, x: Tensor, ends: Tensor | None) -> Tensor:

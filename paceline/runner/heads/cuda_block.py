@@ -134,12 +134,12 @@ class CudaBlock(CudaDecoder):
             layer, (attention, mlp) = self.layers[index], self._convolutions[index]
             norm(x, layer.attn_norm, y, eps=eps, pdl=self.pdl)
             inputs, after = attention.around(y, rows.max_rows, self._buffered)
-            x += after(self._buffered(self._attend(index, layer, inputs, rows, self.kv), *layer.o))
+            x += after(self._buffered(self._attend(index, layer, inputs, rows, self.kv), layer.o))
             norm(x, layer.mlp_norm, y, eps=eps, pdl=self.pdl)
             inputs, after = mlp.around(y, rows.max_rows, self._buffered)
             gated = self._buffer("gated", len(x), config.intermediate_size)
             self.products(inputs, layer.gate_up, gated, activation=self.activation)
-            x += after(self._buffered(gated, *layer.down))
+            x += after(self._buffered(gated, layer.down))
         norm(x, self.norm, y, eps=eps, pdl=self.pdl)
         return y
 

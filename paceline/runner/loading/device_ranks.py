@@ -46,6 +46,8 @@ def read_rank(
     """Read a rank's part of a model, or of a shape with random weights, onto its device. All ranks do so at once.
 
     `timeout`: seconds that a rank may keep the others waiting in a pass."""
+    from paceline.kernels.cuda.exchange import MAX_RANKS
+    from paceline.kernels.cuda.tiles import UNIT
     from paceline.runner.forwards.cuda import CudaDecoder
     from paceline.runner.parallel.device_part import (
         cut_weights,
@@ -60,7 +62,7 @@ def read_rank(
     check_format(format, device)
     opened = None if is_shape(name) else open_model(name, progress=progress)
     config, rank = shape_config(name) if opened is None else opened.config, exchange.rank
-    split = plan_split(name, config, degree=degree, same_bits=same_bits, packed=True)
+    split = plan_split(name, config, degree=degree, same_bits=same_bits, packed=True, even=UNIT, most=MAX_RANKS)
     quantised = opened is not None and opened.source.quantised
     format = format_of_ranks(resolve_format(format, quantised=quantised, device=device), split, quantised=quantised)
     peers = meet(exchange, hidden=config.hidden_size, device=torch.device(device), seconds=timeout)
@@ -80,7 +82,7 @@ def read_rank(
             model.weights,
             max_context=positions_beside(config, None),
             device=device,
-            share=share_of(config, rank, split, peers),
+            share=share_of(config, split, peers),
         )
     return ReadyModel(
         name,

@@ -1,7 +1,7 @@
 """The part of a model that one rank has on its own GPU: weights from files or random ones, and a decoder of them.
 
 q, k, v, gate, up   some heads, and some columns of the MLP
-o, down             the inputs that these compute, in one piece or by shards
+o, down             the inputs that these compute,
 head                the outputs of some tokens
 embedding, norms    whole: they are read once a token, or small
 """
@@ -15,14 +15,14 @@ from torch import Tensor
 
 from paceline.errors import InvalidRequest
 from paceline.kernels.cuda.exchange import Peers
+from paceline.kernels.cuda.tiles import parts_of
 from paceline.kernels.quant import Weight
 from paceline.models.config import ModelConfig
 from paceline.models.load import OpenModel
 from paceline.models.weights import Device, Format, Progress, load_weights
-from paceline.runner.forwards.cuda_layers import Cut
 from paceline.runner.forwards.cuda_share import CudaShare
 from paceline.runner.parallel.sharded_source import ShardedSource
-from paceline.runner.parallel.split import INPUTS, Split, inputs_of_shards, piece_of, shard_config, vocabulary
+from paceline.runner.parallel.split import INPUTS, Split, piece_of, shard_config, vocabulary
 
 WHOLE = ("embed", "head")  # read whole; then each rank keeps its rows of the head
 SCALED = ("int8", "fp8")  # formats with one scale for all inputs of an output
@@ -33,12 +33,15 @@ def rank_config(config: ModelConfig, rank: int, split: Split) -> ModelConfig:
     return replace(shard_config(config, rank, split.by_ranks), vocab_size=config.vocab_size)
 
 
-def share_of(config: ModelConfig, rank: int, split: Split, peers: Peers) -> CudaShare:
+def share_of(config: ModelConfig, split: Split, peers: Peers) -> CudaShare:
     """Return how a rank's decoder is packed, and whom it meets. `config`: of the whole model."""
-    inputs = {kind: inputs_of_shards(kind, config, rank, split) for kind in INPUTS}
-    # Parts of a product are chosen by its outputs; those of the whole model are the same at every degree.
-    outputs = {"q": (config.num_heads + 2 * config.num_kv_heads) * config.head_dim, "head": config.vocab_size}
-    return CudaShare(peers, Cut(inputs, outputs if split.same_bits else {}), columns=config.vocab_size)
+    parts = {}
+    if split.same_bits:  # the parts of o and down are shards, and the others those that the whole model would have
+        queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        wide = {"q": queries + 2 * keys, "embed": config.vocab_size, "head": config.vocab_size}
+        parts = {name: parts_of(outputs, config.hidden_size, gated=False) for name, outputs in wide.items()}
+        parts |= dict.fromkeys(INPUTS, split.shards // split.degree)
+    return CudaShare(peers, parts, columns=config.vocab_size)
 
 
 def read_weights(

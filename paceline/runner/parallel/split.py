@@ -72,18 +72,26 @@ def plan_split(
     degree: int,
     same_bits: bool,
     packed: bool = False,
+    even: int = 1,
+    most: int | None = None,
     option: str = "tensor_parallel",
 ) -> Split:
-    """Split a model, or raise InvalidRequest with the degrees that are possible. `option`: that asks for the degree."""
+    """Split a model, or raise InvalidRequest with the degrees that are possible.
+
+    `even`: with the same bits across degrees, shards have as many inputs of o and down as each other, in multiples of
+    this. `most`: ranks that can add to each other; None: any number. `option`: that asks for the degree."""
     group = GROUP if packed else 1
-    shards = max(leaves for leaves in _powers(LEAVES) if _divides(config, leaves, group)) if same_bits else degree
-    most = max(config.num_heads, 1)
+    leaves = [count for count in _powers(LEAVES) if _divides(config, count, group) and _is_even(config, count, even)]
+    shards = max(leaves, default=1) if same_bits else degree
+    most = max(min(config.num_heads, most or config.num_heads), 1)
     degrees = [
         count for count in range(1, most + 1) if (shards % count == 0 if same_bits else _divides(config, count, group))
     ]
     if degree not in degrees:
         bits = " with the same bits across degrees" if same_bits else ""
         groups = f" of {config.head_dim}, weights in groups of {group} inputs" if packed else ""
+        if same_bits and even > 1:
+            groups += f", shards with multiples of {even} inputs"
         raise InvalidRequest(
             f"{option} {degree}: {name} has {config.num_heads} attention heads and {config.num_kv_heads} "
             f"key/value heads{groups}, and can be split{bits} over {_listed(degrees)} only"
@@ -103,6 +111,12 @@ def _divides(config: ModelConfig, shards: int, group: int) -> bool:
     if config.num_heads // shards * config.head_dim % group:
         return False
     return config.num_kv_heads % shards == 0 or shards % config.num_kv_heads == 0
+
+
+def _is_even(config: ModelConfig, shards: int, even: int) -> bool:
+    """Whether shards have as many inputs of o and down as each other, in multiples of `even`."""
+    widths = (config.num_heads * config.head_dim, config.intermediate_size)
+    return even == 1 or all(width % (shards * even) == 0 for width in widths)
 
 
 def _listed(degrees: list[int]) -> str:

@@ -14,6 +14,7 @@ from paceline.drafters.eagle.on_device import drafter_of_head
 from paceline.drafters.model import ModelOnDevice
 from paceline.drafters.ngram import LookupOnDevice
 from paceline.kernels.cuda.exchange import Peers
+from paceline.kernels.cuda.tiles import UNIT
 from paceline.models.config import ModelConfig
 from paceline.runner.forwards.cuda import CudaDecoder, CudaForward, new_kv
 from paceline.runner.heads.cuda import CudaHead
@@ -31,8 +32,8 @@ from tests.kernels.cuda.meeting_ranks import SECONDS, peers_in
 from tests.kernels.cuda.round_pairs import KEPT, OPTIONS, PAGES, TAPS
 from tests.kernels.tiny_forward import CONFIGS, PLAIN, floats, random_weights
 
-EVEN = replace(PLAIN, intermediate_size=128)  # four shards, each with a head and a group of columns
-MODELS = {"plain": PLAIN, "even": EVEN, "two-layers": replace(EVEN, num_layers=2), **CONFIGS}
+EVEN = {"num_heads": 16, "intermediate_size": 512}  # two shards, each with 256 inputs of o and of down
+MODELS = {name: replace(config, **EVEN) for name, config in CONFIGS.items()} | {"uneven": PLAIN}
 PROGRAMS = 16
 
 
@@ -50,7 +51,7 @@ def whole_forward(config: ModelConfig, noise: float = 0.0) -> CudaForward:
 
 def split_forward(config: ModelConfig, rank: int, degree: int, *, same_bits: bool, folder: Path | None) -> CudaForward:
     """Return a rank's Forward. Without a folder the rank is alone."""
-    split = plan_split("tiny", config, degree=degree, same_bits=same_bits, packed=True)
+    split = plan_split("tiny", config, degree=degree, same_bits=same_bits, packed=True, even=UNIT)
     hidden, own = config.hidden_size, rank_config(config, rank, split)
     peers = Peers.alone(hidden, "cpu") if folder is None else peers_in(folder, rank, degree, hidden, programs=PROGRAMS)
     weights = with_own_head(
@@ -63,7 +64,7 @@ def split_forward(config: ModelConfig, rank: int, degree: int, *, same_bits: boo
         dtype=torch.float32,
         device="cpu",
         pdl=False,
-        share=share_of(config, rank, split, peers),
+        share=share_of(config, split, peers),
     )
     return CudaForward(decoder, new_kv(own, num_pages=PAGES, dtype=torch.float32, device="cpu"), taps=KEPT)
 

