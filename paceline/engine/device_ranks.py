@@ -16,6 +16,7 @@ from paceline.config import EngineConfig
 from paceline.drafters.recipe import Recipe
 from paceline.engine.building import Built, build, prepare, read_recipes
 from paceline.engine.memory_share import Memory, kv_budget, share_memory
+from paceline.errors import InvalidRequest
 from paceline.models.weights import Format, Progress
 from paceline.runner.loading.device_ranks import devices_of, read_rank
 from paceline.runner.loading.models import ReadyModel
@@ -86,6 +87,11 @@ def lead(
     """Start the other ranks, and return this one's models, its rounds and the ranks; None: it is alone."""
     from paceline.runner.rounds.ranks import LeadingRounds
 
+    if config.drafter_tensor_parallel > 1:
+        raise InvalidRequest(
+            f"drafter_tensor_parallel {config.drafter_tensor_parallel}: on GPUs every rank has the whole drafter, and "
+            "none waits for it; leave the option out"
+        )
     order = Assemble(-1, target, format, seed, tuple(drafters), config, tuple(devices_of(config.tensor_parallel)))
     if config.tensor_parallel == 1:
         models = RankModels.of(order, Exchange(None, rank=0, size=1), progress=progress, recording=recording)

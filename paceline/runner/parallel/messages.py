@@ -40,7 +40,7 @@ from paceline.models.weights import Format
 from paceline.runner.parallel.split import Split
 
 PACKAGE = Path(__file__).parents[2]
-ROOMS = ("kernels", "models", "runner")  # whose sources decide on the bits of a pass
+ROOMS = ("accept", "drafters", "engine", "kernels", "kv", "models", "runner", "sampling")  # on which all ranks agree
 SOURCES = (".py", ".c", ".h")
 SEND_BUFFER = 1 << 20  # bytes that a pipe holds for a worker that is still busy: several passes
 UNUSED = ("seeds", "inverse_temperatures", "roots")  # parts of a batch that only a pass which draws tokens reads

@@ -11,6 +11,7 @@ import pytest
 
 from paceline.runner.rounds.protocol import Chunk, Offer, Rounds, Seat
 from paceline.sampling.sampler import Sampler
+from paceline.sampling.words import pack
 from paceline.types import SamplingParams
 from tests.kernels.cuda.conftest import ON_GPU
 from tests.kernels.cuda.split_rounds import MODELS, leading_rounds, rounds_of_rank
@@ -47,7 +48,18 @@ def played(rounds: Rounds, drafter: str | None, vocab_size: int) -> list[Any]:
     for chunks, seats in steps:
         found = rounds.collect(rounds.launch(chunks, seats, drafter=drafter, context=40))
         outcomes.append(found[:2])
-    return outcomes
+    return [*outcomes, masked(rounds, drafter, vocab_size)]
+
+
+def masked(rounds: Rounds, drafter: str | None, vocab_size: int) -> Any:
+    """Decode lane 0 with a mask, which comes once the step is launched."""
+    ticket = rounds.launch([], [Seat(2, 0), Seat(0, 0)], drafter=drafter, context=40, masked=[1])
+    [branch] = rounds.drafts(ticket)[1]
+    rounds.sheet(ticket).put(branch.rows, [pack({9}, vocab_size)])
+    rounds.draw(ticket, [1])
+    chunks, seats, _ = rounds.collect(ticket)
+    assert seats[1].tokens == (9,)
+    return chunks, seats
 
 
 @pytest.mark.parametrize("drafter", ["eagle", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
