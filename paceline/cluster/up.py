@@ -24,6 +24,7 @@ from paceline.server.settings import HINTS, Settings
 OLDEST_RAY = (2, 60)  # the first that was tried: a late-bound app of an ingress, policies as classes
 DELETE_SECONDS = 60.0  # after which `serve.delete` gives up waiting for an application that drains
 ROUNDING = 1e-6  # Ray counts resources in parts of 10,000
+BY_GRPC = "RAY_SERVE_PROXY_USE_GRPC"  # 1: answers reach Ray's proxies as messages of gRPC, not as objects of Ray
 STORE_BYTES = 256 << 20  # Ray's object store: requests and answers do not go through it
 
 
@@ -60,7 +61,7 @@ def running(config: ClusterConfig, *, address: str | None = None) -> Iterator[Cl
     if address is None:
         settings = settings_of(given)
         bind(settings).close()  # an address in use is an error before anything starts
-        set_door(os.environ)
+        set_proxies(os.environ)
     else:  # devices and ports are those of other machines
         settings = Settings.of(**{name: value for name, value in given.items() if name in HINTS})
     import ray
@@ -146,8 +147,11 @@ def reason(text: str) -> str:
     return (own or named or lines or ["no reason is known"])[-1].removeprefix("paceline.errors.")
 
 
-def set_door(environ: Any) -> None:
-    """Have Ray's proxies load the door. Raises ClusterError where they are told to load another."""
+def set_proxies(environ: Any) -> None:
+    """Have Ray's proxies load the door, and get answers by gRPC unless a user wants it otherwise: a chunk of a stream
+    then takes them and a replica about half of the time. Raises ClusterError where they are told to load another door.
+    """
+    environ.setdefault(BY_GRPC, "1")
     if environ.setdefault(VARIABLE, IMPORT_PATH) != IMPORT_PATH:
         raise ClusterError(f"{VARIABLE} is {environ[VARIABLE]!r}: unset it, so that the proxies load {IMPORT_PATH}")
 

@@ -18,7 +18,7 @@ from paceline.cli import cluster as command
 from paceline.cli.main import main
 from paceline.cluster import up
 from paceline.cluster.config import ClusterConfig
-from paceline.cluster.up import check_ray, http_options, reason, set_door
+from paceline.cluster.up import check_ray, http_options, reason, set_proxies
 from paceline.errors import ClusterError, InvalidRequest, MissingExtra
 from paceline.server.settings import Settings
 from tests.cluster import fake_ray
@@ -154,11 +154,16 @@ def test_a_port_that_is_taken_on_a_node_is_named(monkeypatch: pytest.MonkeyPatch
 
 def test_the_proxies_load_the_door_unless_they_are_told_otherwise() -> None:
     environ: dict[str, str] = {}
-    set_door(environ)
-    set_door(environ)
-    assert environ == {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "paceline.cluster.door.middlewares"}
+    set_proxies(environ)
+    set_proxies(environ)
+    assert environ == {
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "paceline.cluster.door.middlewares",
+        "RAY_SERVE_PROXY_USE_GRPC": "1",
+    }
+    set_proxies(environ := {"RAY_SERVE_PROXY_USE_GRPC": "0"})
+    assert environ["RAY_SERVE_PROXY_USE_GRPC"] == "0", "a user's wish"
     with pytest.raises(ClusterError, match="is 'other': unset it"):
-        set_door({"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "other"})
+        set_proxies({"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "other"})
 
 
 def test_proxies_listen_where_the_settings_say() -> None:
