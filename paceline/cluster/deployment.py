@@ -1,7 +1,7 @@
 """The Serve application of a configuration: replicas, their router and their autoscaling. Imports Ray.
 
-One actor is one replica with one engine. A target that is split over several GPUs would need more: `resources` is the
-place where its bundles are asked for, and `ServedReplica` the one where its ranks would be started.
+One actor is one replica with one engine. It starts the other ranks of a split target itself, as processes on its node:
+they have the cores and see the GPUs that Ray reserves for the actor.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def application(config: ClusterConfig) -> Any:
 
 
 def resources(cluster: ClusterOptions) -> dict[str, Any]:
-    """Return the resources that Ray reserves for a replica: one bundle, for the one rank that there is."""
+    """Return the resources that Ray reserves for all ranks of a replica: one bundle, and so of one node."""
     return {"ray_actor_options": {"num_cpus": cluster.cpus, "num_gpus": cluster.gpus}}
 
 

@@ -103,12 +103,14 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, *nodes: float, listens: tuple[str
 
 
 def test_ports_and_devices_of_this_machine_are_no_matter_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    ray = elsewhere(monkeypatch, 0.0, 2.0)
+    ray = elsewhere(monkeypatch, 2.0)
+    ray.nodes[0]["Resources"]["GPU"] = 1.0
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        config = ClusterConfig.of({"port": port, "device": "cuda", "host": "127.0.0.1"}, where="f")
+        given = {"port": port, "device": "cuda", "host": "127.0.0.1", "cluster": {"gpus": 1}}
+        config = ClusterConfig.of(given, where="f")
         with up.running(config, address="ray://head:10001") as cluster:
             assert (cluster.settings.host, cluster.settings.port) == ("127.0.0.1", port)
     assert ray.told == ["init", "listen", "deploy", "delete", "shutdown"], "Serve there goes on"
