@@ -168,13 +168,13 @@ class ClusterConfig:
         """Return the seconds that a request may take."""
         return float(self.options(environ).get("request_timeout", Settings().request_timeout))
 
-    def drain_seconds(self, environ: Mapping[str, str]) -> float:
+    def drain_seconds(self, environ: Mapping[str, str], *, longest: float = 0.0) -> float:
         """Return the seconds that a replica which is to end has for its requests, and to close after them.
 
-        Unless `drain_timeout` says otherwise no request is cut: it gets the time that any request may take."""
-        given = self.options(environ)
-        longest = given.get("request_timeout", Settings().request_timeout)
-        return float(given.get("drain_timeout", longest)) + LAST_ANSWERS_SECONDS
+        Unless `drain_timeout` says otherwise no request is cut: it gets the time that any request may take. `longest`:
+        seconds that requests which run already may take, by an earlier configuration."""
+        seconds = max(longest, self.request_seconds(environ))
+        return float(self.options(environ).get("drain_timeout", seconds)) + LAST_ANSWERS_SECONDS
 
     @property
     def live(self) -> dict[str, Any]:

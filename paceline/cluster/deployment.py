@@ -54,8 +54,9 @@ class ServedReplica(Replica):
         await self.close()
 
 
-def application(config: ClusterConfig) -> Any:
-    """Make the application that `serve.run` takes."""
+def application(config: ClusterConfig, *, longest: float = 0.0) -> Any:
+    """Make the application that `serve.run` takes. `longest`: seconds that requests of replicas which run already may
+    take."""
     given, cluster = config.options(os.environ), config.cluster
     waiting = given.get("max_waiting", Settings().max_waiting)
     deployment = serve.deployment(
@@ -65,7 +66,7 @@ def application(config: ClusterConfig) -> Any:
         max_ongoing_requests=given.get("max_sequences", EngineConfig().max_sequences) + waiting + OTHER_REQUESTS,
         max_queued_requests=waiting + OTHER_REQUESTS,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
-        graceful_shutdown_timeout_s=config.drain_seconds(os.environ),
+        graceful_shutdown_timeout_s=config.drain_seconds(os.environ, longest=longest),
         graceful_shutdown_wait_loop_s=DRAIN_LOOP,
         max_constructor_retry_count=TRIES,
         health_check_period_s=cluster.health_period,

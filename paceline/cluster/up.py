@@ -45,12 +45,14 @@ class Cluster:
     """A cluster that runs."""
 
     settings: Settings  # of its proxies
+    request_seconds: float = 0.0  # the longest that a request may take which a replica has begun
     drain_seconds: float = 0.0  # the longest that a replica which was asked for may take to end its requests
 
     def deploy(self, config: ClusterConfig) -> None:
-        """Start the application, or change it."""
-        self.drain_seconds = max(self.drain_seconds, config.drain_seconds(os.environ))
-        deploy(config)
+        """Start the application, or change it. Requests that have begun keep the time that they were given."""
+        self.request_seconds = max(self.request_seconds, config.request_seconds(os.environ))
+        self.drain_seconds = max(self.drain_seconds, config.drain_seconds(os.environ, longest=self.request_seconds))
+        deploy(config, longest=self.request_seconds)
 
 
 @contextmanager
@@ -102,11 +104,11 @@ def _listen(settings: Settings) -> None:
         )
 
 
-def deploy(config: ClusterConfig) -> None:
+def deploy(config: ClusterConfig, *, longest: float = 0.0) -> None:
     """Start the application, or change the one that runs.
 
-    Replicas take over live settings while they run. Where other options differ, new ones start, and the old ones
-    drain."""
+    Replicas take over live settings while they run. Where other options differ, new ones start, and the old ones drain.
+    `longest`: seconds that requests of running replicas may take."""
     import ray
     from ray import serve
     from ray.serve.exceptions import RayServeException
@@ -114,7 +116,8 @@ def deploy(config: ClusterConfig) -> None:
     from paceline.cluster.deployment import application
 
     try:
-        serve.run(application(config), name=config.cluster.name, route_prefix=config.cluster.route_prefix)
+        made = application(config, longest=longest)
+        serve.run(made, name=config.cluster.name, route_prefix=config.cluster.route_prefix)
     except (RuntimeError, TimeoutError, RayServeException, ray.exceptions.RayError) as error:
         said = "\n".join(_messages(config.cluster.name)) or str(error)
         raise ClusterError(f"the replicas do not start: {reason(said)}") from None

@@ -98,7 +98,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, *nodes: float, listens: tuple[str
         http_config=SimpleNamespace(host=(found.listens or ("", 0))[0], port=(found.listens or ("", 0))[1])
     )
     monkeypatch.setitem(sys.modules, "ray.serve.context", context)
-    monkeypatch.setattr(up, "deploy", lambda config: found.told.append("deploy"))
+    monkeypatch.setattr(up, "deploy", lambda config, *, longest: found.told.append("deploy"))
     return found
 
 
@@ -252,6 +252,26 @@ def test_a_drain_waits_for_requests_of_every_file_that_was_read(
 
     with pytest.raises(ClusterError, match=f"has not ended the application paceline within {within} s"):
         live()
+
+
+@pytest.mark.parametrize(("drain", "ray_waits"), [({}, 605), ({"drain_timeout": 7}, 12)])
+def test_a_shorter_request_timeout_cuts_no_request_that_has_begun(
+    drain: dict[str, float], ray_waits: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests keep the time that they began with, also where a replica drains after the change."""
+    deploy = up.deploy
+    elsewhere(monkeypatch, 2.0)
+    monkeypatch.setattr(up, "deploy", deploy)
+    monkeypatch.setattr("ray.serve.exceptions", SimpleNamespace(RayServeException=ConnectionError), raising=False)
+    waits: list[float] = []
+
+    def run(application: Any, **_: Any) -> None:
+        waits.append(application.options["graceful_shutdown_timeout_s"])
+
+    monkeypatch.setattr("ray.serve.run", run, raising=False)
+    with up.running(ClusterConfig.of({"request_timeout": 600}, where="f"), address="auto") as cluster:
+        cluster.deploy(ClusterConfig.of({"request_timeout": 30} | drain, where="f"))
+    assert waits == [605, ray_waits]
 
 
 def test_the_reason_of_a_replica_is_found_in_what_ray_says() -> None:
