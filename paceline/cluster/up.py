@@ -61,6 +61,7 @@ def running(config: ClusterConfig, *, address: str | None = None) -> Iterator[Cl
     check_ray()
     given = config.options(os.environ)
     if address is None:
+        _check_gpus(config.cluster.gpus)
         settings = settings_of(given)
         bind(settings).close()  # an address in use is an error before anything starts
         set_proxies(os.environ)
@@ -83,6 +84,18 @@ def running(config: ClusterConfig, *, address: str | None = None) -> Iterator[Cl
         if address is None:
             serve.shutdown()
         ray.shutdown()
+
+
+def _check_gpus(gpus: float) -> None:
+    """Raise InvalidRequest if this machine has not the GPUs of one replica."""
+    import torch
+
+    there = torch.cuda.device_count()
+    if there < gpus:
+        raise InvalidRequest(
+            f"gpus {gpus:g} in the section cluster: torch finds {there} CUDA devices here; lower gpus or leave them "
+            "out, or name a Ray that has more by --address"
+        )
 
 
 def _listen(settings: Settings) -> None:

@@ -68,6 +68,20 @@ def test_a_port_in_use_is_an_error_before_anything_starts(monkeypatch: pytest.Mo
             pass
 
 
+@pytest.mark.parametrize(("there", "degree"), [(0, 1), (1, 2)])
+def test_gpus_that_this_machine_has_not_are_an_error_before_anything_starts(
+    there: int, degree: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_ray, "__defaults__", (lambda name: "2.60.0",))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: there)
+    config = ClusterConfig.of({"tensor_parallel": degree, "cluster": {"gpus": degree}}, where="f")
+    with (
+        pytest.raises(InvalidRequest, match=f"gpus {degree} in the section cluster: torch finds {there} CUDA devices"),
+        up.running(config),
+    ):
+        pass
+
+
 @dataclass
 class Elsewhere:
     """Ray on other machines: what it is, and what it is told."""
