@@ -34,6 +34,7 @@ from peers.run import note
 from peers.systems import ONEDNN_ISA, ROOT
 
 START_SECONDS = 180.0  # longest start of a server
+OUR_SERVER = ("smollm2", "--no-prefix-cache")
 TOOL_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "ONEDNN_MAX_CPU_ISA": ONEDNN_ISA}
 Fields = dict[str, Any]
 
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rounds = []
     with ExitStack() as stack:
         prompts = write_prompts(Path(stack.enter_context(tempfile.TemporaryDirectory())), args)
-        urls = {"Paceline": stack.enter_context(paceline_server(args.threads))}
+        urls = {"Paceline": stack.enter_context(paceline_server(*OUR_SERVER, "--threads", str(args.threads)))}
         urls["llama.cpp"] = stack.enter_context(llama_server(args.peers_python, args.model, args.threads))
         for turn in range(args.rounds):
             for server, url in urls.items():
@@ -85,12 +86,12 @@ def write_prompts(folder: Path, args: argparse.Namespace) -> Path:
 
 
 @contextmanager
-def paceline_server(threads: int) -> Iterator[str]:
+def paceline_server(*words: str) -> Iterator[str]:
+    """Run `paceline serve` with these words, and give its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "paceline.cli.main", "serve", "smollm2", "--port", str(port)]
-    command += ["--no-prefix-cache", "--threads", str(threads)]
+    command = [sys.executable, "-m", "paceline.cli.main", "serve", *words, "--port", str(port)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         url = f"http://127.0.0.1:{port}"

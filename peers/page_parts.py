@@ -11,6 +11,7 @@ from peers import agree_report, reading
 from peers.page_gpu import GPU_PARTS
 from peers.page_operating import OPERATING_PARTS
 from peers.page_source import Paths, Record, load, machine_text, source, with_sources
+from peers.ranks import ranks
 from peers.results import read_results
 from peers.tables import best_ratios, best_table, disturbed, failed, markdown, whole_table
 
@@ -184,6 +185,7 @@ PARTS: Mapping[str, Callable[[Paths], str]] = {
     "agree": agree,
     "peers-reading": reading_table,
     "program": program,
+    "ranks": ranks,
     **GPU_PARTS,
     **OPERATING_PARTS,
 }

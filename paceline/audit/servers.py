@@ -1,8 +1,9 @@
 """Compare servers: send the same requests to each, and tell whether they answer with the same text.
 
 Every prompt is asked with every variant's sampling parameters and a fixed seed, so that servers of one configuration
-must agree token by token. Behind an address may be many replicas: each repeat has a session of its own, which a cluster
-routes to any of them, and answers that name their replica are counted by it. Nothing is judged here but equality.
+must agree token by token, and in every bit of the log-probabilities where these are asked for. Behind an address may be
+many replicas: each repeat has a session of its own, which a cluster routes to any of them, and answers that name their
+replica are counted by it. Nothing is judged here but equality.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Case:
     prompt: Prompt
     variant: Variant
     seed: int
+    scored: bool = False  # log-probabilities are asked for, and compared
 
     @property
     def name(self) -> str:
@@ -50,8 +52,10 @@ class Case:
         sampling = self.variant.sampling
         fields = {name: getattr(sampling, name) for name in SENT} | {"seed": self.seed, "return_token_ids": True}
         if self.prompt.tokens:
-            return "/v1/completions", {"prompt": list(self.prompt.tokens), **fields}
-        return "/v1/chat/completions", {"messages": [dict(each) for each in self.prompt.messages], **fields}
+            scores: dict[str, Any] = {"logprobs": 0} if self.scored else {}
+            return "/v1/completions", {"prompt": list(self.prompt.tokens), **fields, **scores}
+        scores = {"logprobs": True} if self.scored else {}
+        return "/v1/chat/completions", {"messages": [dict(each) for each in self.prompt.messages], **fields, **scores}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ class Said:
     replica: str | None = None  # which one answered, if the server says so
     text: str = ""
     tokens: tuple[int, ...] | None = None  # None: the server does not tell
+    scores: tuple[float | None, ...] = ()  # log-probability of each token, if they were asked for
     finish: str | None = None
     error: str | None = None
 
@@ -84,9 +89,19 @@ class Difference:
         return next((i for i, (a, b) in pairs if a != b), len(self.first.text))
 
     def show(self) -> str:
+        if _outcome(self.first) == _outcome(self.other) and _same_tokens(self.first, self.other):
+            return self._show_scores()
         start, end = max(0, self.place - AROUND), self.place + AROUND
         lines = [f"{said.who}: …{said.text[start:end]!r}… {said.finish}" for said in (self.first, self.other)]
         return "\n    ".join([f"{self.case.name}, from character {self.place} on", *lines])
+
+    def _show_scores(self) -> str:
+        """Show the first log-probability that differs, of equal texts."""
+        pairs = [*itertools.zip_longest(self.first.scores, self.other.scores)]
+        place = next(i for i, (a, b) in enumerate(pairs) if a != b)
+        both = zip((self.first, self.other), pairs[place], strict=True)
+        lines = [f"{said.who}: {score}" for said, score in both]
+        return "\n    ".join([f"{self.case.name}, log-probability of token {place}", *lines])
 
 
 @dataclass(slots=True)
@@ -111,8 +126,14 @@ class Compared:
             Difference(self.cases[i], said[0], other)
             for i, said in by_case.items()
             for other in said[1:]
-            if _outcome(other) != _outcome(said[0]) or not _same_tokens(said[0], other)
+            if _outcome(other) != _outcome(said[0])
+            or not _same_tokens(said[0], other)
+            or other.scores != said[0].scores
         ]
+
+    @property
+    def scored(self) -> bool:
+        return all(case.scored for case in self.cases)
 
     @property
     def passed(self) -> bool:
@@ -130,8 +151,8 @@ def _same_tokens(first: Said, other: Said) -> bool:
     return first.tokens is None or other.tokens is None or first.tokens == other.tokens
 
 
-def cases(prompts: Sequence[Prompt], variants: Sequence[Variant], *, seed: int) -> list[Case]:
-    return [Case(prompt, variant, seed + i) for i, prompt in enumerate(prompts) for variant in variants]
+def cases(prompts: Sequence[Prompt], variants: Sequence[Variant], *, seed: int, scored: bool = False) -> list[Case]:
+    return [Case(prompt, variant, seed + i, scored) for i, prompt in enumerate(prompts) for variant in variants]
 
 
 async def compare(
@@ -191,18 +212,26 @@ async def _ask(client: Client, url: str, index: int, case: Case, repeat: int) ->
     replica = answer.headers.get("x-paceline-replica")
     if answer.status_code != 200:
         return Said(index, url, replica, error=f"{answer.status_code}: {error_text(answer.content)}")
-    return _read(answer, index, url, replica)
+    return _read(answer, index, url, replica, scored=case.scored)
 
 
-def _read(answer: httpx.Response, index: int, url: str, replica: str | None) -> Said:
+def _read(answer: httpx.Response, index: int, url: str, replica: str | None, *, scored: bool) -> Said:
     try:
         [choice] = answer.json()["choices"]
         text = choice["text"] if "text" in choice else choice["message"]["content"]
+        scores = _scores(choice) if scored else ()
     except (ValueError, LookupError, TypeError):
-        return Said(index, url, replica, error=f"no answer of OpenAI's form: {answer.text[:AROUND]!r}…")
+        wanted = "OpenAI's form" + (" with log-probabilities" if scored else "")
+        return Said(index, url, replica, error=f"no answer of {wanted}: {answer.text[:AROUND]!r}…")
     ids = choice.get("token_ids")
     tokens = None if ids is None else tuple(ids)
-    return Said(index, url, replica, text or "", tokens, choice.get("finish_reason"))
+    return Said(index, url, replica, text or "", tokens, scores, choice.get("finish_reason"))
+
+
+def _scores(choice: dict[str, Any]) -> tuple[float | None, ...]:
+    """Read the log-probability of each token: of a completion, or of a chat."""
+    found = choice["logprobs"]
+    return tuple(found["token_logprobs"] if "text" in choice else (each["logprob"] for each in found["content"]))
 
 
 def report(found: Compared, urls: Sequence[str]) -> str:
@@ -218,7 +247,8 @@ def report(found: Compared, urls: Sequence[str]) -> str:
     if differences:
         lines.append(f"{len(differences)} answers differ; the first:\n    {differences[0].show()}")
     if found.passed:
-        lines.append("the same text everywhere" + (", as far as it was asked" if found.interrupted else ""))
+        what = "the same text and log-probabilities" if found.scored else "the same text"
+        lines.append(f"{what} everywhere" + (", as far as it was asked" if found.interrupted else ""))
     return "\n".join(lines)
 
 
@@ -228,6 +258,8 @@ def facts(found: Compared, urls: Sequence[str]) -> dict[str, Any]:
         "servers": {url: sorted(found.replicas(url)) for url in urls},
         "requests": len(found.cases),
         "answers": len(found.answers),
+        "tokens": sum(len(said.tokens or ()) for said in found.answers),
+        "logprobs": found.scored,
         "failed": [f"{said.who}: {said.error}" for said in found.failures],
         "differences": [each.show() for each in found.differences],
         "interrupted": found.interrupted,

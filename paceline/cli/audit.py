@@ -124,8 +124,8 @@ def run(args: Namespace) -> int:
     if args.url:
         audit_servers.check(args)
         return audit_servers.run(_filled(args))
-    if args.key or args.repeats:
-        raise InvalidRequest("--key and --repeats are for servers: name them with --url")
+    if args.key or args.repeats or args.logprobs:
+        raise InvalidRequest("--key, --repeats and --logprobs are for servers: name them with --url")
     if args.target is None:
         raise InvalidRequest("name a MODEL, or servers with --url; see `paceline audit --help`")
     args = _filled(args)

@@ -28,6 +28,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="N",
         help="times that each server gets each request: more find more replicas behind an address (default: 1)",
     )
+    group.add_argument(
+        "--logprobs", action="store_true", help="compare the log-probability of each token too, in every bit"
+    )
 
 
 def check(args: Namespace) -> None:
@@ -50,7 +53,8 @@ def run(args: Namespace) -> int:
     from paceline.prompts.files import read_prompts
 
     prompts = read_prompts(args.prompts, data=data_of(args), count=args.count)
-    asked = cases(prompts, variants(args.temperature, edits=args.edits, max_tokens=args.max_tokens), seed=args.seed)
+    sampled = variants(args.temperature, edits=args.edits, max_tokens=args.max_tokens)
+    asked = cases(prompts, sampled, seed=args.seed, scored=args.logprobs)
     repeats = args.repeats or 1
     with progress_bar("asking") as progress:
         progress.phase("asking", unit="answers", total=len(asked) * len(args.url) * repeats)

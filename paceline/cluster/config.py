@@ -49,7 +49,7 @@ class ClusterOptions:
     min_replicas: int = 1
     max_replicas: int = 1  # as many as min_replicas: no autoscaling
     cpus: float = 1.0  # cores that Ray reserves for a replica; its ranks share them, unless `threads` is given
-    gpus: float = 0.0  # GPUs that Ray reserves for a replica
+    gpus: float = 0.0  # GPUs that Ray reserves for a replica, one for each rank; 0: it runs on the CPU
     target_waiting: float = 4.0  # mean of waiting sequences a replica, from which another is started
     target_kv_usage: float = 0.8  # share of KV pages, from which another is started
     upscale_delay: float = 10.0  # seconds for which the load must be too high
@@ -117,41 +117,64 @@ class ClusterConfig:
         for name in self.given:
             if name in NO_EFFECT:
                 raise InvalidRequest(f"{name} has no effect in a cluster: {NO_EFFECT[name]}; leave it out")
-        self._check_split(self.given)
+        self._check_devices(self.given)
         Settings.of(**{name: value for name, value in self.given.items() if name in HINTS})
         return self
 
-    def _check_split(self, given: Mapping[str, Any]) -> None:
-        """Raise InvalidRequest if the engine's options are wrong, or a replica has no room for the ranks of a model."""
-        engine, cluster = EngineConfig.of(**{name: given[name] for name in ENGINE if name in given}), self.cluster
-        if engine.is_split and cluster.gpus:
-            option = "tensor_parallel" if engine.tensor_parallel > 1 else "same_bits_across_degrees"
+    def _check_devices(self, given: Mapping[str, Any]) -> None:
+        """Raise InvalidRequest if the engine's options are wrong, or a replica has not what its ranks need."""
+        engine = EngineConfig.of(**{name: given[name] for name in ENGINE if name in given})
+        check = self._check_gpus if self.cluster.gpus else self._check_cores
+        check(engine.tensor_parallel, given.get("device", "auto"))
+
+    def _check_gpus(self, degree: int, device: str) -> None:
+        gpus = self.cluster.gpus
+        if device == "cpu":
             raise InvalidRequest(
-                f"{option} with gpus {cluster.gpus:g} in the section cluster: models are split over cores of a CPU "
-                f"alone; leave out {option} and take more replicas, each with gpus 1, or leave out gpus"
+                f"gpus {gpus:g} in the section cluster with device cpu: Ray would reserve GPUs for nobody; leave out "
+                "one of them"
             )
-        if engine.tensor_parallel > max(1, cluster.cpus):
+        if gpus == degree or (gpus < 1 and degree == 1):  # a part: replicas share a GPU
+            return
+        split = f", or tensor_parallel {gpus:g}" if gpus > 1 and gpus.is_integer() else ""
+        raise InvalidRequest(
+            f"gpus {gpus:g} in the section cluster with tensor_parallel {degree}: a replica uses one GPU for each "
+            f"rank; give gpus {degree}{split}"
+        )
+
+    def _check_cores(self, degree: int, device: str) -> None:
+        if device == "cuda":
             raise InvalidRequest(
-                f"tensor_parallel {engine.tensor_parallel}: each rank needs a core, and Ray reserves "
-                f"{cluster.cpus:g} for a replica; raise cpus in the section cluster"
+                f"device cuda without gpus in the section cluster: no replica would have a GPU of its own; give gpus "
+                f"{degree}"
+            )
+        if degree > max(1, self.cluster.cpus):
+            raise InvalidRequest(
+                f"tensor_parallel {degree}: each rank needs a core, and Ray reserves {self.cluster.cpus:g} for a "
+                "replica; raise cpus in the section cluster, or give gpus"
             )
 
     def options(self, environ: Mapping[str, str]) -> dict[str, Any]:
         """Every option of a server on a machine with these variables: they override the file, as for `serve`.
 
-        `cores`, which is no option of users: the cores that Ray reserves, for threads that nobody has set."""
+        `gpus` decides on the device: to a replica that reserves no GPU, Ray shows all GPUs of its node. `cores`, which
+        is no option of users: the cores that Ray reserves, for threads that nobody has set."""
         given = dict(self.given) | from_environment(OPTIONS, environ)
-        self._check_split(given)
+        self._check_devices(given)
         cores = {} if self.cluster.gpus else {"cores": max(1, int(self.cluster.cpus))}
-        return DEFAULTS | cores | given
+        return DEFAULTS | cores | given | {"device": "cuda" if self.cluster.gpus else "cpu"}
 
-    def drain_seconds(self, environ: Mapping[str, str]) -> float:
+    def request_seconds(self, environ: Mapping[str, str]) -> float:
+        """Return the seconds that a request may take."""
+        return float(self.options(environ).get("request_timeout", Settings().request_timeout))
+
+    def drain_seconds(self, environ: Mapping[str, str], *, longest: float = 0.0) -> float:
         """Return the seconds that a replica which is to end has for its requests, and to close after them.
 
-        Unless `drain_timeout` says otherwise no request is cut: it gets the time that any request may take."""
-        given = self.options(environ)
-        longest = given.get("request_timeout", Settings().request_timeout)
-        return float(given.get("drain_timeout", longest)) + LAST_ANSWERS_SECONDS
+        Unless `drain_timeout` says otherwise no request is cut: it gets the time that any request may take. `longest`:
+        seconds that requests which run already may take, by an earlier configuration."""
+        seconds = max(longest, self.request_seconds(environ))
+        return float(self.options(environ).get("drain_timeout", seconds)) + LAST_ANSWERS_SECONDS
 
     @property
     def live(self) -> dict[str, Any]:

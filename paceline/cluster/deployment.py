@@ -1,7 +1,7 @@
 """The Serve application of a configuration: replicas, their router and their autoscaling. Imports Ray.
 
-One actor is one replica with one engine. A target that is split over several GPUs would need more: `resources` is the
-place where its bundles are asked for, and `ServedReplica` the one where its ranks would be started.
+One actor is one replica with one engine. It starts the other ranks of a split target itself, as processes on its node:
+they have the cores and see the GPUs that Ray reserves for the actor.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ class ServedReplica(Replica):
         await self.close()
 
 
-def application(config: ClusterConfig) -> Any:
-    """Make the application that `serve.run` takes."""
+def application(config: ClusterConfig, *, longest: float = 0.0) -> Any:
+    """Make the application that `serve.run` takes. `longest`: seconds that requests of replicas which run already may
+    take."""
     given, cluster = config.options(os.environ), config.cluster
     waiting = given.get("max_waiting", Settings().max_waiting)
     deployment = serve.deployment(
@@ -65,7 +66,7 @@ def application(config: ClusterConfig) -> Any:
         max_ongoing_requests=given.get("max_sequences", EngineConfig().max_sequences) + waiting + OTHER_REQUESTS,
         max_queued_requests=waiting + OTHER_REQUESTS,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
-        graceful_shutdown_timeout_s=config.drain_seconds(os.environ),
+        graceful_shutdown_timeout_s=config.drain_seconds(os.environ, longest=longest),
         graceful_shutdown_wait_loop_s=DRAIN_LOOP,
         max_constructor_retry_count=TRIES,
         health_check_period_s=cluster.health_period,
@@ -79,7 +80,7 @@ def application(config: ClusterConfig) -> Any:
 
 
 def resources(cluster: ClusterOptions) -> dict[str, Any]:
-    """Return the resources that Ray reserves for a replica: one bundle, for the one rank that there is."""
+    """Return the resources that Ray reserves for all ranks of a replica: one bundle, and so of one node."""
     return {"ray_actor_options": {"num_cpus": cluster.cpus, "num_gpus": cluster.gpus}}
 
 

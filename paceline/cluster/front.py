@@ -1,7 +1,7 @@
 """The front of a replica: what a request and its answer need in a cluster, around the server's own app.
 
 Names the replica in every answer, refuses a request that is meant for another, and notes beginnings of prompts for the
-routers. Tokens of a stream do not pass through it.
+routers. Tokens of a stream pass through nothing but their `Pace`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.cluster.door import IMPORT_PATH, VARIABLE
 from paceline.cluster.headers import PREFIX, REPLICA, value_of
+from paceline.cluster.pace import Pace
 from paceline.server import logs
 from paceline.server.guards.trace import DIRECT_SEND
 from paceline.server.problems import error_response
@@ -23,6 +24,7 @@ class Front:
 
     def __init__(self, app: ASGIApp, *, name: str, note: Callable[[list[str]], None]) -> None:
         self.app, self.name, self._note = app, name, note
+        self._pace = Pace()
         self._warned = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -35,14 +37,15 @@ class Front:
                 message = {**message, "headers": [*message.get("headers", ()), (REPLICA, self.name.encode())]}
             await send(message)
 
-        scope = {**_below_root(scope), DIRECT_SEND: send}
+        scope = _below_root(scope)
         wanted = value_of(scope["headers"], REPLICA)
         if wanted is not None and wanted != self.name:
             text = f"the header {REPLICA.decode()} names a replica that is gone; leave it out, or name another"
             await error_response(421, text, path=scope["path"], code="wrong_replica")(scope, receive, named)
             return
         self._take(scope)
-        await self.app(scope, receive, named)
+        with self._pace.stream(send) as paced:
+            await self.app({**scope, DIRECT_SEND: paced}, receive, named)
 
     def _take(self, scope: Scope) -> None:
         said = value_of(scope["headers"], PREFIX)

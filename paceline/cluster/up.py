@@ -24,6 +24,7 @@ from paceline.server.settings import HINTS, Settings
 OLDEST_RAY = (2, 60)  # the first that was tried: a late-bound app of an ingress, policies as classes
 DELETE_SECONDS = 60.0  # after which `serve.delete` gives up waiting for an application that drains
 ROUNDING = 1e-6  # Ray counts resources in parts of 10,000
+BY_GRPC = "RAY_SERVE_PROXY_USE_GRPC"  # 1: answers reach Ray's proxies as messages of gRPC, not as objects of Ray
 STORE_BYTES = 256 << 20  # Ray's object store: requests and answers do not go through it
 
 
@@ -44,12 +45,14 @@ class Cluster:
     """A cluster that runs."""
 
     settings: Settings  # of its proxies
+    request_seconds: float = 0.0  # the longest that a request may take which a replica has begun
     drain_seconds: float = 0.0  # the longest that a replica which was asked for may take to end its requests
 
     def deploy(self, config: ClusterConfig) -> None:
-        """Start the application, or change it."""
-        self.drain_seconds = max(self.drain_seconds, config.drain_seconds(os.environ))
-        deploy(config)
+        """Start the application, or change it. Requests that have begun keep the time that they were given."""
+        self.request_seconds = max(self.request_seconds, config.request_seconds(os.environ))
+        self.drain_seconds = max(self.drain_seconds, config.drain_seconds(os.environ, longest=self.request_seconds))
+        deploy(config, longest=self.request_seconds)
 
 
 @contextmanager
@@ -58,9 +61,10 @@ def running(config: ClusterConfig, *, address: str | None = None) -> Iterator[Cl
     check_ray()
     given = config.options(os.environ)
     if address is None:
+        _check_gpus(config.cluster.gpus)
         settings = settings_of(given)
         bind(settings).close()  # an address in use is an error before anything starts
-        set_door(os.environ)
+        set_proxies(os.environ)
     else:  # devices and ports are those of other machines
         settings = Settings.of(**{name: value for name, value in given.items() if name in HINTS})
     import ray
@@ -82,6 +86,18 @@ def running(config: ClusterConfig, *, address: str | None = None) -> Iterator[Cl
         ray.shutdown()
 
 
+def _check_gpus(gpus: float) -> None:
+    """Raise InvalidRequest if this machine has not the GPUs of one replica."""
+    import torch
+
+    there = torch.cuda.device_count()
+    if there < gpus:
+        raise InvalidRequest(
+            f"gpus {gpus:g} in the section cluster: torch finds {there} CUDA devices here; lower gpus or leave them "
+            "out, or name a Ray that has more by --address"
+        )
+
+
 def _listen(settings: Settings) -> None:
     """Start Ray's proxies. Raises where they listen already, but elsewhere: Ray would ignore these settings."""
     import ray
@@ -101,11 +117,11 @@ def _listen(settings: Settings) -> None:
         )
 
 
-def deploy(config: ClusterConfig) -> None:
+def deploy(config: ClusterConfig, *, longest: float = 0.0) -> None:
     """Start the application, or change the one that runs.
 
-    Replicas take over live settings while they run. Where other options differ, new ones start, and the old ones
-    drain."""
+    Replicas take over live settings while they run. Where other options differ, new ones start, and the old ones drain.
+    `longest`: seconds that requests of running replicas may take."""
     import ray
     from ray import serve
     from ray.serve.exceptions import RayServeException
@@ -113,7 +129,8 @@ def deploy(config: ClusterConfig) -> None:
     from paceline.cluster.deployment import application
 
     try:
-        serve.run(application(config), name=config.cluster.name, route_prefix=config.cluster.route_prefix)
+        made = application(config, longest=longest)
+        serve.run(made, name=config.cluster.name, route_prefix=config.cluster.route_prefix)
     except (RuntimeError, TimeoutError, RayServeException, ray.exceptions.RayError) as error:
         said = "\n".join(_messages(config.cluster.name)) or str(error)
         raise ClusterError(f"the replicas do not start: {reason(said)}") from None
@@ -146,8 +163,11 @@ def reason(text: str) -> str:
     return (own or named or lines or ["no reason is known"])[-1].removeprefix("paceline.errors.")
 
 
-def set_door(environ: Any) -> None:
-    """Have Ray's proxies load the door. Raises ClusterError where they are told to load another."""
+def set_proxies(environ: Any) -> None:
+    """Have Ray's proxies load the door, and get answers by gRPC unless a user wants it otherwise: a chunk of a stream
+    then takes them and a replica about half of the time. Raises ClusterError where they are told to load another door.
+    """
+    environ.setdefault(BY_GRPC, "1")
     if environ.setdefault(VARIABLE, IMPORT_PATH) != IMPORT_PATH:
         raise ClusterError(f"{VARIABLE} is {environ[VARIABLE]!r}: unset it, so that the proxies load {IMPORT_PATH}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,48 @@ def test_ends_and_tokens_count_too(more: dict[str, Any]) -> None:
     assert len(compared(a=server(), b=server(**more)).differences) == 4
 
 
+SCORES = [-0.5, -1.25]
+
+
+def scored(*scores: float) -> Answerer:
+    """A server that tells log-probabilities where it is asked for them: of a chat, and of a completion."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return server()(request)
+        body = json.loads(request.content)
+        told: dict[str, Any] = {"token_logprobs": scores}
+        if "messages" in body:
+            told = {"content": [{"logprob": score} for score in scores]}
+        asked = {"messages": True, "prompt": 0}["messages" if "messages" in body else "prompt"]
+        return server(logprobs=told if body.get("logprobs") is asked else None)(request)
+
+    return answer
+
+
+def compared_in_every_bit(**answerers: Answerer) -> Compared:
+    every = [replace(case, scored=True) for case in asked()]
+    return asyncio.run(compare([A, B], every, connect=connecting(**answerers)))
+
+
+def test_log_probabilities_count_if_they_are_asked_for() -> None:
+    same = compared_in_every_bit(a=scored(*SCORES), b=scored(*SCORES))
+    assert report(same, [A, B]).endswith("the same text and log-probabilities everywhere")
+    assert facts(same, [A, B])["logprobs"] is True
+    other = scored(SCORES[0], SCORES[1] + 2**-50)
+    differs = compared_in_every_bit(a=scored(*SCORES), b=other)
+    assert len(differs.differences) == 4
+    assert "q1, T=0, seed 7, log-probability of token 1\n    http://a (replica r" in report(differs, [A, B])
+    assert "): -1.25\n" in report(differs, [A, B])
+    assert compared(a=scored(*SCORES), b=other).passed
+
+
+def test_a_server_without_log_probabilities_fails_where_they_are_asked_for() -> None:
+    found = compared_in_every_bit(a=server(), b=scored(*SCORES))
+    assert [said.error for said in found.failures] == [found.failures[0].error] * 4
+    assert "no answer of OpenAI's form with log-probabilities" in report(found, [A, B])
+
+
 def test_servers_that_tell_no_tokens_are_compared_by_text() -> None:
     assert compared(a=server(), b=server(token_ids=None)).passed
 
@@ -202,7 +245,8 @@ def test_the_exit_status_tells(
         (["--url", A, "--url", B, "--raw"], "--raw has no effect"),
         (["--url", A, "--url", B, "--places", "2"], "--places has no effect"),
         (["--url", "a", "--url", B], "an address such as"),
-        (["smollm2", "--repeats", "2"], "--key and --repeats are for servers"),
+        (["smollm2", "--repeats", "2"], "--key, --repeats and --logprobs are for servers"),
+        (["smollm2", "--logprobs"], "--key, --repeats and --logprobs are for servers"),
         ([], "name a MODEL, or servers with --url"),
     ],
 )

@@ -56,7 +56,30 @@ def test_a_replica_with_gpus_has_threads_as_a_server() -> None:
     assert not {"cores", "threads"} & config(cluster={"gpus": 1}).options({}).keys()
 
 
+@pytest.mark.parametrize("degree", [1, 2, 8])
+def test_each_rank_has_a_gpu(degree: int) -> None:
+    """Cores are no limit there: a rank on a GPU needs one for moments."""
+    found = config(tensor_parallel=degree, drafter_tensor_parallel=degree, cluster={"gpus": degree})
+    assert found.reserved == {"cpus": 1.0, "gpus": degree}
+    assert found.options({})["tensor_parallel"] == degree
+
+
+def test_replicas_may_share_a_gpu_and_keep_the_same_bits() -> None:
+    assert config(same_bits_across_degrees=True, cluster={"gpus": 0.5}).reserved["gpus"] == 0.5
+
+
+@pytest.mark.parametrize("given", [{}, {"device": "auto"}])
+def test_gpus_decide_on_the_device(given: dict[str, Any]) -> None:
+    """Ray shows a replica without gpus those of its node, which others have reserved."""
+    assert config(**given).options({})["device"] == "cpu"
+    assert config(**given, cluster={"gpus": 1}).options({"PACELINE_DEVICE": "auto"})["device"] == "cuda"
+
+
 def test_variables_of_a_node_that_do_not_fit_are_refused_there() -> None:
+    with pytest.raises(InvalidRequest, match="device cuda without gpus"):
+        config().options({"PACELINE_DEVICE": "cuda"})
+    with pytest.raises(InvalidRequest, match="gpus 1 in the section cluster with tensor_parallel 2"):
+        config(cluster={"gpus": 1}).options({"PACELINE_TENSOR_PARALLEL": "2"})
     with pytest.raises(InvalidRequest, match="tensor_parallel 4: each rank needs a core, and Ray reserves 2"):
         config(cluster={"cpus": 2}).options({"PACELINE_TENSOR_PARALLEL": "4"})
 
@@ -162,14 +185,24 @@ def test_paceline_s_own_version_is_in_the_version(monkeypatch: pytest.MonkeyPatc
         ({"cluster": {"upscale_delay": -1}}, "upscale_delay must be in"),
         ({"tensor_parallel": 2}, "each rank needs a core, and Ray reserves 1 for a replica; raise cpus"),
         ({"tensor_parallel": 4, "cluster": {"cpus": 3}}, "Ray reserves 3 for a replica"),
+        ({"tensor_parallel": 2}, "raise cpus in the section cluster, or give gpus"),
+        ({"device": "cuda"}, "device cuda without gpus in the section cluster: .* give gpus 1"),
+        ({"device": "cuda", "tensor_parallel": 2}, "give gpus 2"),
+        ({"device": "cpu", "cluster": {"gpus": 1}}, "gpus 1 in the section cluster with device cpu: .* leave out one"),
         (
-            {"tensor_parallel": 2, "cluster": {"gpus": 2, "cpus": 4}},
-            "tensor_parallel with gpus 2 in the section cluster: .* leave out tensor_parallel .* or leave out gpus",
+            {"cluster": {"gpus": 2}},
+            "gpus 2 .* with tensor_parallel 1: .* one GPU for each rank; give gpus 1, or tensor_parallel 2$",
+        ),
+        ({"cluster": {"gpus": 1.5}}, r"gpus 1\.5 .* with tensor_parallel 1: .*; give gpus 1$"),
+        (
+            {"tensor_parallel": 2, "cluster": {"gpus": 1, "cpus": 4}},
+            "gpus 1 .* with tensor_parallel 2: .*; give gpus 2$",
         ),
         (
-            {"same_bits_across_degrees": True, "cluster": {"gpus": 0.5}},
-            r"same_bits_across_degrees with gpus 0\.5 .* take more replicas, each with gpus 1",
+            {"tensor_parallel": 2, "cluster": {"gpus": 0.5, "cpus": 4}},
+            r"gpus 0\.5 .* with tensor_parallel 2: .* gpus 2$",
         ),
+        ({"tensor_parallel": 2, "cluster": {"gpus": 4}}, "; give gpus 2, or tensor_parallel 4$"),
         ({"port": 70000}, "port must be between 0 and 65535"),
         ({"max_sequences": 0}, "max_sequences must be between 1"),
     ],

@@ -14,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline import __version__
+from paceline.cluster.pace import Pace
 from paceline.cluster.replica import Replica
 from paceline.errors import EngineDead, InvalidRequest
 from paceline.llm import LLM
@@ -76,6 +77,26 @@ def test_answers_name_their_replica(llm: LLM) -> None:
         assert streamed.text.endswith("data: [DONE]\n\n")
         refused = await one.complete(max_tokens=-1)
         assert (refused.status_code, refused.headers["x-paceline-replica"]) == (400, "r1")
+        await one.replica.close()
+
+    play(work())
+
+
+def test_chunks_of_streams_go_at_their_pace(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[int] = []
+
+    def rest(pace: Pace) -> float:
+        rests.append(pace.open)
+        return 0.0
+
+    monkeypatch.setattr(Pace, "rest", property(rest))
+
+    async def work() -> None:
+        one = await started(llm)
+        await one.complete()
+        assert rests == []
+        await one.complete(stream=True)
+        assert set(rests) == {1}
         await one.replica.close()
 
     play(work())

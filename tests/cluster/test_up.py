@@ -18,7 +18,7 @@ from paceline.cli import cluster as command
 from paceline.cli.main import main
 from paceline.cluster import up
 from paceline.cluster.config import ClusterConfig
-from paceline.cluster.up import check_ray, http_options, reason, set_door
+from paceline.cluster.up import check_ray, http_options, reason, set_proxies
 from paceline.errors import ClusterError, InvalidRequest, MissingExtra
 from paceline.server.settings import Settings
 from tests.cluster import fake_ray
@@ -68,6 +68,20 @@ def test_a_port_in_use_is_an_error_before_anything_starts(monkeypatch: pytest.Mo
             pass
 
 
+@pytest.mark.parametrize(("there", "degree"), [(0, 1), (1, 2)])
+def test_gpus_that_this_machine_has_not_are_an_error_before_anything_starts(
+    there: int, degree: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_ray, "__defaults__", (lambda name: "2.60.0",))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: there)
+    config = ClusterConfig.of({"tensor_parallel": degree, "cluster": {"gpus": degree}}, where="f")
+    with (
+        pytest.raises(InvalidRequest, match=f"gpus {degree} in the section cluster: torch finds {there} CUDA devices"),
+        up.running(config),
+    ):
+        pass
+
+
 @dataclass
 class Elsewhere:
     """Ray on other machines: what it is, and what it is told."""
@@ -98,17 +112,19 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, *nodes: float, listens: tuple[str
         http_config=SimpleNamespace(host=(found.listens or ("", 0))[0], port=(found.listens or ("", 0))[1])
     )
     monkeypatch.setitem(sys.modules, "ray.serve.context", context)
-    monkeypatch.setattr(up, "deploy", lambda config: found.told.append("deploy"))
+    monkeypatch.setattr(up, "deploy", lambda config, *, longest: found.told.append("deploy"))
     return found
 
 
 def test_ports_and_devices_of_this_machine_are_no_matter_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    ray = elsewhere(monkeypatch, 0.0, 2.0)
+    ray = elsewhere(monkeypatch, 2.0)
+    ray.nodes[0]["Resources"]["GPU"] = 1.0
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        config = ClusterConfig.of({"port": port, "device": "cuda", "host": "127.0.0.1"}, where="f")
+        given = {"port": port, "device": "cuda", "host": "127.0.0.1", "cluster": {"gpus": 1}}
+        config = ClusterConfig.of(given, where="f")
         with up.running(config, address="ray://head:10001") as cluster:
             assert (cluster.settings.host, cluster.settings.port) == ("127.0.0.1", port)
     assert ray.told == ["init", "listen", "deploy", "delete", "shutdown"], "Serve there goes on"
@@ -154,11 +170,16 @@ def test_a_port_that_is_taken_on_a_node_is_named(monkeypatch: pytest.MonkeyPatch
 
 def test_the_proxies_load_the_door_unless_they_are_told_otherwise() -> None:
     environ: dict[str, str] = {}
-    set_door(environ)
-    set_door(environ)
-    assert environ == {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "paceline.cluster.door.middlewares"}
+    set_proxies(environ)
+    set_proxies(environ)
+    assert environ == {
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "paceline.cluster.door.middlewares",
+        "RAY_SERVE_PROXY_USE_GRPC": "1",
+    }
+    set_proxies(environ := {"RAY_SERVE_PROXY_USE_GRPC": "0"})
+    assert environ["RAY_SERVE_PROXY_USE_GRPC"] == "0", "a user's wish"
     with pytest.raises(ClusterError, match="is 'other': unset it"):
-        set_door({"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "other"})
+        set_proxies({"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "other"})
 
 
 def test_proxies_listen_where_the_settings_say() -> None:
@@ -245,6 +266,26 @@ def test_a_drain_waits_for_requests_of_every_file_that_was_read(
 
     with pytest.raises(ClusterError, match=f"has not ended the application paceline within {within} s"):
         live()
+
+
+@pytest.mark.parametrize(("drain", "ray_waits"), [({}, 605), ({"drain_timeout": 7}, 12)])
+def test_a_shorter_request_timeout_cuts_no_request_that_has_begun(
+    drain: dict[str, float], ray_waits: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests keep the time that they began with, also where a replica drains after the change."""
+    deploy = up.deploy
+    elsewhere(monkeypatch, 2.0)
+    monkeypatch.setattr(up, "deploy", deploy)
+    monkeypatch.setattr("ray.serve.exceptions", SimpleNamespace(RayServeException=ConnectionError), raising=False)
+    waits: list[float] = []
+
+    def run(application: Any, **_: Any) -> None:
+        waits.append(application.options["graceful_shutdown_timeout_s"])
+
+    monkeypatch.setattr("ray.serve.run", run, raising=False)
+    with up.running(ClusterConfig.of({"request_timeout": 600}, where="f"), address="auto") as cluster:
+        cluster.deploy(ClusterConfig.of({"request_timeout": 30} | drain, where="f"))
+    assert waits == [605, ray_waits]
 
 
 def test_the_reason_of_a_replica_is_found_in_what_ray_says() -> None:

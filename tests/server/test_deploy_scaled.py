@@ -13,6 +13,7 @@ import yaml
 
 from paceline.cluster.config import ClusterConfig
 from paceline.cluster.door import IMPORT_PATH, VARIABLE
+from paceline.cluster.up import BY_GRPC
 from paceline.kernels.base import PAGE_SIZE
 from paceline.server.metrics import Metrics
 from paceline.server.settings import Settings
@@ -132,6 +133,7 @@ def test_every_node_of_ray_has_the_door_and_the_keys() -> None:
     assert len(containers) == 2
     for container in containers:
         assert {"name": VARIABLE, "value": IMPORT_PATH} in container["env"]
+        assert {"name": BY_GRPC, "value": "1"} in container["env"]
         assert container["envFrom"] == CONTAINER["envFrom"]
 
 
