@@ -172,6 +172,18 @@ def _tree_row(record: Record, batch: int) -> list[str]:
     return [SHAPES[record["setup"]["target"]], str(batch), f"{found['chain']['ms']:.2f}", *cells]
 
 
+def split_cost(paths: Paths) -> str:
+    """Tabulate what the same bits across degrees cost on one GPU."""
+    rows = [[what, *_cost_cells(load(path)[what])] for path in paths for what in load(path) if " " in what]
+    return with_sources(markdown(["work", "tok/s", "with the mode", "mode / without"], rows), paths)
+
+
+def _cost_cells(found: Record) -> list[str]:
+    low, high = found["ratio"]["interval"]
+    ratio = f"{found['ratio']['ratio']:.3f} [{low:.3f}, {high:.3f}]"
+    return [f"{found['without_tok_s']:.0f}", f"{found['mode_tok_s']:.0f}", ratio]
+
+
 GPU_PARTS: Mapping[str, Callable[[Paths], str]] = {
     "engine": engine,
     "rounds": rounds,
@@ -179,5 +191,6 @@ GPU_PARTS: Mapping[str, Callable[[Paths], str]] = {
     "reading": reading,
     "real-text": real_text,
     "trees": trees,
+    "split-cost": split_cost,
     "gpu-line": gpu_line,
 }
