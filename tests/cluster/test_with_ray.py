@@ -87,9 +87,9 @@ def test_live_settings_change_in_place(cluster: Running) -> None:
     before = replicas(cluster)
     deploy(cluster.config(allowed_rules=["coupled"], max_waiting=3, request_timeout=50))
     try:
-        found = [cluster.ask({"x-session-id": str(i)}, speculation={"rule": "block"}) for i in range(8)]
-        assert all("error" in answer for _, answer in found)
-        assert sorted({name for name, _ in found}) == before, "the same replicas"
+        found = [cluster.ask({"x-paceline-replica": name}, speculation={"rule": "block"}) for name in before]
+        assert [name for name, _ in found] == before, "the same replicas"
+        assert all(answer["error"]["code"] != "wrong_replica" for _, answer in found)
     finally:
         deploy(cluster.config())
     assert "error" not in cluster.ask(speculation={"rule": "block"})[1]
