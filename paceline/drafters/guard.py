@@ -68,6 +68,7 @@ class Guard:
         self.copies = drafter.copies
         self.needs_prediction = drafter.needs_prediction
         self.listener: Listener | None = None
+        self._observes = getattr(drafter.observe, "__func__", None) is not Drafter.observe  # False: in vain
 
     def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
         self._post(self._drafter.start, key, lane, self._kept(tokens))
@@ -119,7 +120,8 @@ class Guard:
     def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
         if self.listener is not None:
             self.listener.judged(key, accepted)
-        self._post(self._drafter.observe, key, self._kept(tokens), accepted)
+        if self._observes:
+            self._post(self._drafter.observe, key, self._kept(tokens), accepted)
 
     def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool, wait: bool = True) -> dict[int, Off]:
         """Hand over hidden states; return the sequences that the drafter has given up by now, with reasons.

@@ -44,16 +44,21 @@ def judged(
 ) -> list[tuple[bool, float]]:
     """Compare a draft with the tokens that the target said: at each level that it reached, whether a guess was right,
     and the probability of that before `trust`. `confidence`: of the path to each token, after it."""
-    found, node = [], -1
+    children: dict[int, list[int]] = {}
+    for i, parent in enumerate(parents):
+        children.setdefault(parent, []).append(i)
+    found, node, reached = [], -1, trust
     for token in said:
-        level = [i for i, parent in enumerate(parents) if parent == node]
-        if not level:
+        level = children.get(node)
+        if level is None:
             break
-        reached = 1.0 if node < 0 else confidence[node]
-        expected = sum([confidence[i] for i in level]) / (reached * trust)
-        right = [i for i in level if tokens[i] == token]
-        found.append((bool(right), expected))
-        if not right:
+        expected, node = 0.0, -2
+        for i in level:
+            expected += confidence[i]
+            if tokens[i] == token:
+                node = i
+        found.append((node >= 0, expected / reached))
+        if node < 0:
             break
-        node = right[0]
+        reached = confidence[node] * trust
     return found

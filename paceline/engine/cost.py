@@ -115,9 +115,10 @@ class CostModel:
         """Seconds of one more row of a pass; 0: not measured."""
         return self._passes.slope or 0.0
 
-    def observe_rows(self, rows: int, seconds: float) -> None:
-        """Learn from a pass that was made to be timed: what rows cost, relative to each other."""
-        self._small_passes.time(rows, seconds)
+    def observe_rows(self, rows: int, seconds: float, *, beside: float = 0.0) -> None:
+        """Learn from a pass that was made to be timed: what rows cost, relative to each other. `beside`: see
+        `RowSeconds.time`."""
+        self._small_passes.time(rows, seconds, beside=beside)
 
     def doubling(self, sequences: int) -> float | None:
         """Share of a plain pass by which it takes longer if each of `sequences` has a second row; None: unknown."""

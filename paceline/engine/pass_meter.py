@@ -1,17 +1,20 @@
 """Seconds of passes over few rows, measured while the engine is idle, before traffic asks what a drafted token costs.
 
-Passes over each number of rows take turns, so that a change of the machine's speed meets all of them. Each runs twice,
-and the second one counts: the first may be the first to touch its memory. The rows follow a context of some length,
-because attention is a good part of their cost; what it holds does not matter, and is not computed.
+Each is compared with passes over one row that run at the same time, because other work changes the machine's speed from
+second to second. Both run twice, and the quicker one counts: the first may be the first to touch its memory. The rows
+follow a context of some length, because attention is a good part of their cost; what it holds does not matter, and is
+not computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 
 from paceline.engine.cost import CostModel
 from paceline.engine.probe import Probes
 from paceline.engine.row_seconds import MAX_ROWS
+from paceline.kernels.base import Batch
 from paceline.runner.batch import Share, build_batch
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # rows of the measured passes; MAX_ROWS at most
@@ -38,10 +41,16 @@ class PassMeter:
         for _ in range(TURNS):
             for rows in (rows for rows in ROWS if rows <= most):
                 with probes.seated([0] * (context + rows)) as lane:
-                    share = Share(lane, start=context, count=rows, outs=rows)
-                    batch = build_batch(probes.lanes, [share], features=False)
-                    probes.forward(batch)
-                    began = self._clock()
-                    probes.forward(batch)
-                    self._cost.observe_rows(rows, self._clock() - began)
+                    shares = [Share(lane, start=context, count=count, outs=count) for count in (rows, 1)]
+                    batches = [build_batch(probes.lanes, [share], features=False) for share in shares]
+                    seconds, beside = (min(pair) for pair in zip(*map(self._timed, 2 * [batches]), strict=True))
+                    self._cost.observe_rows(rows, beside if rows == 1 else seconds, beside=beside)
                 yield True
+
+    def _timed(self, batches: Sequence[Batch]) -> list[float]:
+        """Run passes one after another, and return the seconds of each."""
+        times = [self._clock()]
+        for batch in batches:
+            self._probes.forward(batch)
+            times.append(self._clock())
+        return [after - before for before, after in pairwise(times)]

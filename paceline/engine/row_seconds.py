@@ -7,7 +7,9 @@ second. So the table keeps *ratios* between passes, which stay, and a *pace*, wh
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
+from statistics import median
 
 MAX_ROWS = 32  # rows of the largest pass in the table
 PACE_OUTLIER, RATIO_OUTLIER = 2.0, 1.25  # factors by which an error of the pace, or of a ratio, counts at most
@@ -20,6 +22,7 @@ class RowSeconds:
     def __init__(self) -> None:
         self._pace = 0.0  # seconds of a pass with ratio 1; 0: nothing was measured
         self._ratios: dict[int, float] = {}  # rows → seconds of their pass, by the pace
+        self._timed: dict[int, list[float]] = {}  # rows → ratios of passes that were made to be timed
         self.passes: dict[int, int] = {}  # rows → passes that were measured
 
     @property
@@ -42,11 +45,19 @@ class RowSeconds:
         if passes:
             self._pace *= min(max(error, 1 / PACE_OUTLIER), PACE_OUTLIER) ** PACE_SHARE
 
-    def time(self, rows: int, seconds: float) -> None:
-        """Learn from a pass that was made to be timed, while nothing else ran: the quickest one counts."""
-        self._pace = self._pace or seconds
-        ratio = seconds / self._pace
-        self._ratios[rows] = min(ratio, self._ratios.get(rows, ratio))
+    def time(self, rows: int, seconds: float, *, beside: float = 0.0) -> None:
+        """Learn from a pass that was made to be timed, while nothing else ran: the median of such passes counts, but
+        no more than for more rows: only other work makes a pass over fewer rows take longer.
+        `beside`: seconds of a pass over one row at the same time; 0: the machine is as quick as it was at first.
+
+        One pass at a quick moment would make its rows cheap for ever: the pace follows the passes that run, and
+        where a table says that more rows are dear they do not run."""
+        self._pace = self._pace or beside or seconds
+        timed = self._timed.setdefault(rows, [])
+        timed.append(seconds / (beside or self._pace))
+        most = math.inf
+        for each in sorted(self._timed, reverse=True):
+            most = self._ratios[each] = min(median(self._timed[each]), most)
         self.passes[rows] = self.passes.get(rows, 0) + TIMED_PASSES
 
     def seconds(self, rows: int) -> float:

@@ -75,6 +75,22 @@ def test_a_success_forgives() -> None:
     assert guarded.out is None
 
 
+class Learning(Silent):
+    def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None: ...
+
+
+@pytest.mark.parametrize("kind", [Silent, Learning])
+def test_only_drafters_that_learn_from_acceptance_are_told_of_it(
+    kind: type[Silent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a call in each step."""
+    posted: list[object] = []
+    guarded = guard(kind())
+    monkeypatch.setattr(guarded, "_post", lambda call, *rest: posted.append(call))
+    guarded.observe(0, TOKENS, 1)
+    assert len(posted) == (kind is Learning)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_no_method_lets_an_error_through(method: str) -> None:
     guarded = guard(raising(method))

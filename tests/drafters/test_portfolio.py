@@ -95,6 +95,11 @@ def union_of(*drafts: Draft) -> Union:
     return union
 
 
+def chosen(union: Union, prices: Sequence[float], *, limit: int = 8, floor: float = 0.0) -> Draft:
+    union.choose(prices, limit=limit, floor=floor)
+    return union.draft()
+
+
 def test_a_token_that_both_draft_is_surer_and_one_that_is_opposed_less_sure() -> None:
     union = union_of(Draft((5, 6, 9), confidence=(0.8, 0.4, 0.3)), Draft((5, 7), (-1, 0), confidence=(0.5, 0.4)))
     by_path = dict(zip(zip(union.parents, union.tokens, strict=True), union.confidence, strict=True))
@@ -106,14 +111,13 @@ def test_a_token_that_both_draft_is_surer_and_one_that_is_opposed_less_sure() ->
 
 def test_the_likeliest_nodes_are_drafted_as_long_as_they_pay() -> None:
     union = union_of(Draft((5, 6), confidence=(0.5, 0.2)), Draft((8, 9), confidence=(0.6, 0.5)))
-    nodes = union.choose((0.1, 0.45, 0.1), limit=8, floor=0.0)
-    draft = union.draft(nodes)
+    draft = chosen(union, (0.1, 0.45, 0.1))
     assert draft.problem(vocab_size=VOCAB, max_length=8) is None
     assert draft.paths[:2] == [(8,), (8, 9)]
     assert (draft.by, draft.passes) == ("m1+m0", 0)
-    assert len(union.choose((0.1, 0.9), limit=8, floor=0.0)) == 1
-    assert union.draft(union.choose((0.0,), limit=1, floor=0.0)).tokens == (8,)
-    assert not union.choose((0.0,), limit=8, floor=0.7)
+    assert len(chosen(union, (0.1, 0.9))) == 1
+    assert chosen(union, (0.0,), limit=1).tokens == (8,)
+    assert not chosen(union, (0.0,), floor=0.7)
 
 
 def test_a_draft_without_confidence_has_that_of_past_ones() -> None:
@@ -140,6 +144,34 @@ def test_nothing_is_computed_where_a_lookup_has_found_enough(confidence: tuple[f
     draft = drafter.propose([ask(plain_speed=PLAIN_SPEED)])[0]
     assert (head.calls > calls) == asked
     assert draft.passes == (2 if asked else 0)
+
+
+@pytest.mark.parametrize(("usual", "asked"), [((0.95, 0.9, 0.9), True), ((0.6, 0.5, 0.4), False)])
+def test_a_head_whose_drafts_gain_more_than_the_lookup_s_is_asked(usual: tuple[float, ...], asked: bool) -> None:
+    clock = Clock()
+    lookup = Known("lookup")
+    head = Known("head", Draft((7, 8, 9), passes=3, confidence=usual), clock=clock)
+    drafter = portfolio(lookup, head, clock=clock)
+    for _ in range(40):
+        drafter.propose([ask(plain_speed=PLAIN_SPEED)])
+    lookup.draft = Draft((5, 6), passes=0, confidence=(0.8, 0.6))
+    calls = head.calls
+    drafter.propose([ask(plain_speed=PLAIN_SPEED)])
+    assert (head.calls > calls) == asked, "the lookup gains 1.4 tokens; the head usually 2.75 or 1.5, and it costs 0.4"
+
+
+@pytest.mark.parametrize(("confidence", "rests"), [((0.3,), True), ((0.9, 0.8), False)])
+def test_a_lookup_rests_in_a_sampled_text_where_its_drafts_are_not_used(
+    confidence: tuple[float, ...], rests: bool
+) -> None:
+    clock = Clock()
+    lookup = Known("lookup", Draft((5, 6)[: len(confidence)], passes=0, confidence=confidence), clock=clock)
+    drafter = portfolio(lookup, Known("head", Draft((8,), passes=1, confidence=(0.9,)), clock=clock), clock=clock)
+    sampled = Sampler(SamplingParams(temperature=1), seed=0, vocab_size=VOCAB, eos_ids=())
+    for _ in range(200):
+        clock.now += 1 / PLAIN_SPEED
+        drafter.propose([replace(ask(plain_speed=PLAIN_SPEED), sampler=sampled)])
+    assert (lookup.calls < 60) == rests
 
 
 def test_a_useless_member_is_asked_more_and_more_seldom() -> None:

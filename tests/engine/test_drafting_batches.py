@@ -58,9 +58,21 @@ def test_an_idle_engine_times_passes_and_holds_nothing() -> None:
     outs: list[int] = []
     rig = timed(lambda rows: 1.0 + 0.1 * rows, outs=outs)
     assert measure(rig) == TURNS * len(ROWS)
-    assert outs == TURNS * [rows for rows in ROWS for _ in range(2)]  # logits of every row, as where drafts are judged
+    beside = [each for rows in ROWS for each in 2 * [rows, 1]]
+    assert outs == TURNS * beside  # logits of every row, as where drafts are judged
     rig.engine.check()
     assert not rig.engine.improve()
+
+
+def test_a_machine_that_is_quick_for_a_moment_makes_no_rows_cheap() -> None:
+    """It is slow but for the passes over 3 rows of the first turn."""
+    passes: list[int] = []
+    quick = range(4 * ROWS.index(3), 4 * ROWS.index(4))
+    rig = timed(lambda rows: (1.0 + 0.1 * rows) * (0.5 if len(passes) in quick else 1.0), outs=passes)
+    measure(rig)
+    times = rig.engine._governor.cost._small_passes
+    found = [times.seconds(rows) / times.seconds(1) for rows in ROWS]
+    assert found == pytest.approx([(1.0 + 0.1 * rows) / 1.1 for rows in ROWS])
 
 
 def test_an_engine_with_work_times_nothing() -> None:

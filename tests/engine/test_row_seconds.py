@@ -103,12 +103,26 @@ def test_no_row_is_so_dear_that_it_is_never_measured_again() -> None:
     assert min(prices_of([0.0, 2.0, 1.9, 1.8, 1.7])) == 0.0
 
 
-def test_of_passes_that_were_made_to_be_timed_the_quickest_counts() -> None:
+def test_of_passes_that_were_made_to_be_timed_the_median_counts() -> None:
     times = RowSeconds()
-    for rows, seconds in ((1, 2.0), (2, 9.0), (1, 2.5), (2, 3.0), (2, 4.0)):
+    for rows, seconds in ((1, 2.0), (2, 9.0), (1, 2.0), (2, 3.0), (2, 3.5)):
         times.time(rows, seconds)
     assert times.knows
-    assert [times.seconds(rows) for rows in (1, 2)] == [2.0, 3.0]
+    assert [times.seconds(rows) for rows in (1, 2)] == [2.0, 3.5]
+
+
+def test_a_pass_at_a_quick_moment_is_compared_with_one_of_that_moment() -> None:
+    times = RowSeconds()
+    for rows, seconds, beside in ((1, 4.0, 4.0), (3, 2.4, 2.0), (4, 5.2, 4.0)):
+        times.time(rows, seconds, beside=beside)
+    assert [times.seconds(rows) for rows in (1, 3, 4)] == pytest.approx([4.0, 4.8, 5.2])
+
+
+def test_a_slow_moment_makes_few_rows_no_dearer_than_many() -> None:
+    times = RowSeconds()
+    for rows, seconds in ((1, 2.0), (3, 5.0), (4, 2.2), (8, 2.4)):
+        times.time(rows, seconds, beside=2.0)
+    assert [times.seconds(rows) for rows in (1, 3, 4, 8)] == [2.0, 2.2, 2.2, 2.4]
 
 
 def test_passes_in_traffic_hardly_move_ratios_that_were_timed() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from peers.portfolio_replay import ARMS, Replay
+from peers.portfolio_replay import ARMS, Replay, main
 
 PHRASE = [*range(100, 112)]
 TEXT = [1, 2, 3, *PHRASE, 4, 5, *PHRASE, 6, 7, 8, 9, *PHRASE, 10]
@@ -23,6 +24,23 @@ def test_a_replay_says_the_recorded_text_in_fewer_steps(arm: str) -> None:
     assert run.tokens == 3 * (len(TEXT) - 4)
     assert run.steps < run.tokens
     assert run.clock.now > 0.0
+
+
+def test_the_head_is_asked_at_every_position(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A recorder drafts nothing, so that steps that are drawn to run plain would find it slow, and forbid it."""
+    options: dict[str, Any] = {}
+
+    class Stopped(Exception): ...
+
+    def load(*args: Any, **given: Any) -> None:
+        options.update(given)
+        raise Stopped
+
+    monkeypatch.setattr("peers.portfolio_replay.LLM", load)
+    monkeypatch.setattr("sys.argv", ["portfolio_replay", "record", str(tmp_path / "some.json")])
+    with pytest.raises(Stopped):
+        main()
+    assert options["measure_speedup"] is False
 
 
 def test_together_they_need_fewer_steps_than_alone() -> None:

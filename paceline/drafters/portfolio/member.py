@@ -12,8 +12,7 @@ from paceline.drafters.guard import Guard
 from paceline.drafters.trust import Trust
 
 # Tokens, all chosen by replay: docs/experiments.md, "Several drafters on one request".
-CHEAP_COST = 0.02  # a member whose draft costs less is always asked: under 1 % of a round
-ENOUGH_GAIN = 1.0  # where the drafts of cheaper members gain more, nothing is computed
+ENOUGH_GAIN = 1.0  # where the drafts of cheaper members gain more, nothing is computed that usually gains no more
 FIRST_GAIN, FIRST_WEIGHT = 2.0, 2.0  # gain of a member's draft before any is known, and drafts that it weighs as
 FIRST_DRAFTS = 8  # drafts in which a member's time is measured, whatever they cost
 PRIOR_DRAFTS = 8.0  # drafts that the gain in all sequences weighs as much as, for one sequence
@@ -74,39 +73,39 @@ class Member:
     def is_worth(self, gain: float, own: Experience) -> bool:
         """Return whether to ask for a draft where the members before have drafted with this `gain`.
 
-        A member whose drafts gain less than they cost rests, longer each time, and is then tried for all sequences."""
-        if self._cost < CHEAP_COST or self._drafts < FIRST_DRAFTS:
+        That is where they gain less than this member's drafts usually do in this text, less what they cost. A member
+        whose drafts gain less than they cost rests, longer each time, and is then tried for all sequences."""
+        if not self._cost or self._drafts < FIRST_DRAFTS:
             return True
         usual = self._gains.gained / self._gains.drafts
         if usual > self._cost:
             self._rest = FIRST_REST
-        pays = (own.gains.gained + PRIOR_DRAFTS * usual) / (own.gains.drafts + PRIOR_DRAFTS) > self._cost
-        if not pays and not self._trial and self._clock() >= self._resumes:
+        profit = (own.gains.gained + PRIOR_DRAFTS * usual) / (own.gains.drafts + PRIOR_DRAFTS) - self._cost
+        if profit <= 0 and not self._trial and self._clock() >= self._resumes:
             self._trial, self._spent = TRIAL_ROUNDS, 0.0
             self._gains.fade()
             own.gains.fade()
-        return gain < ENOUGH_GAIN and (pays or self._trial > 0)
+        return gain < max(ENOUGH_GAIN, profit) and (profit > 0 or self._trial > 0)
 
     def draft(self, asks: Sequence[Ask], experience: Sequence[Experience]) -> list[Draft]:
         """Ask for drafts, and measure how long they take. `experience`: of each ask's sequence."""
         began = self._clock()
         drafts = self.guard.propose([ask.within(self.guard.max_draft) for ask in asks])
         ended = self._clock()
-        self._count_trial(ended, ended - began)
-        typical = True
+        if self._trial:
+            self._count_trial(ended, ended - began)
+        typical, seconds = True, ended - began
         for ask, own in zip(asks, experience, strict=True):
-            typical = typical and len(ask.tokens) - own.asked <= PASSING_TOKENS
-            own.asked = len(ask.tokens)
-        seconds, known = ended - began, self.seconds.get(len(asks), 0.0)
-        if typical and (seconds > known or any(draft.tokens for draft in drafts)):  # an empty draft may be quick
-            self._learn_time(len(asks), seconds)
+            length = len(ask.tokens)
+            typical = typical and length - own.asked <= PASSING_TOKENS
+            own.asked = length
+        if typical and (seconds > self.seconds.get(len(asks), 0.0) or any(draft.tokens for draft in drafts)):
+            self._learn_time(len(asks), seconds)  # an empty draft may be quick
         self._drafts += 1
         return drafts
 
     def _count_trial(self, now: float, seconds: float) -> None:
-        """Count drafts of a trial, if there is one; after its last round a rest begins."""
-        if not self._trial:
-            return
+        """Count drafts of a trial; after its last round a rest begins."""
         self._trial -= 1
         self._spent += seconds
         if not self._trial:

@@ -23,49 +23,53 @@ OPPOSED_POWER = 1.5
 
 
 class Union:
-    """The drafts of a sequence's members in one round, as one tree."""
+    """The drafts of a sequence's members in one round, as one tree, and the nodes of it to draft."""
 
-    __slots__ = ("by", "complete", "confidence", "gain", "parents", "passes", "tokens")
+    __slots__ = ("_by", "_chosen", "_only", "complete", "confidence", "gain", "parents", "passes", "tokens")
 
     def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.parents: list[int] = []
-        self.confidence: list[float] = []  # that a node and all its ancestors are accepted
-        self.by: list[str] = []  # member that drafted a node first
+        self.tokens: Sequence[int] = ()
+        self.parents: Sequence[int] = ()
+        self.confidence: Sequence[float] = ()  # that a node and all its ancestors are accepted
         self.complete = False  # no other member is asked
         self.passes = 0  # that the members' models took
-        self.gain = 0.0  # tokens that the nodes that pay are expected to add, less the prices of their rows
+        self.gain = 0.0  # tokens that the chosen nodes are expected to add, less the prices of their rows
+        self._only: tuple[Draft, str] | None = None  # the only draft, and its member
+        self._by: list[str] = []  # member that drafted a node first, where there are several
+        self._chosen: list[int] = []
 
     def clear(self) -> None:
         """Forget all nodes."""
-        self.tokens, self.parents, self.confidence, self.by = [], [], [], []
+        self.tokens, self.parents, self.confidence, self._only = (), (), (), None
 
     def add(self, draft: Draft, confidence: Sequence[float], by: str) -> None:
         """Add the nodes of a member's draft, in each of which it has this confidence."""
         if self.tokens:
             self._merge(draft, confidence, by)
         else:
-            self.tokens, self.parents, self.confidence = [*draft.tokens], [*_parents(draft)], [*confidence]
-            self.by = [by] * len(self.tokens)
+            self.tokens, self.parents, self.confidence = draft.tokens, _parents(draft), confidence
+            self._only = draft, by
 
     def _merge(self, draft: Draft, confidence: Sequence[float], by: str) -> None:
         known = len(self.tokens)
-        places = {pair: node for node, pair in enumerate(zip(self.parents, self.tokens, strict=True))}
+        tokens, parents = [*self.tokens], [*self.parents]
+        self._by, self._only = self._by if self._only is None else [self._only[1]] * known, None
+        places = {pair: node for node, pair in enumerate(zip(parents, tokens, strict=True))}
         chances: dict[int, float] = {}  # node → chance of it once its parent is accepted, by the new draft
         said: dict[int, float] = {}  # node → sum of the chances of tokens that the new draft has behind it
         moved: list[int] = []
         for token, parent, own in zip(draft.tokens, _parents(draft), confidence, strict=True):
             above = moved[parent] if parent >= 0 else -1
-            node = places.get((above, token), len(self.tokens))
-            if node == len(self.tokens):
-                self.tokens.append(token)
-                self.parents.append(above)
-                self.by.append(by)
+            node = places.get((above, token), len(tokens))
+            if node == len(tokens):
+                tokens.append(token)
+                parents.append(above)
+                self._by.append(by)
             chances[node] = _chance(own, confidence, parent)
             said[above] = said.get(above, 0.0) + chances[node]
             moved.append(node)
         merged: list[float] = []
-        for node, parent in enumerate(self.parents):
+        for node, parent in enumerate(parents):
             if node >= known:
                 chance = chances[node]
             elif node in chances:
@@ -74,27 +78,27 @@ class Union:
                 chance = _chance(self.confidence[node], self.confidence, parent)
                 chance = chance ** (1.0 + OPPOSED_POWER * said[parent]) if parent in said else chance
             merged.append(chance * merged[parent] if parent >= 0 else chance)
-        self.confidence = merged
+        self.tokens, self.parents, self.confidence = tokens, parents, merged
 
-    def choose(self, prices: Sequence[float], *, limit: int, floor: float, sure: bool = False) -> list[int]:
-        """Return the nodes to draft, the most likely first, and set `gain`, as `paying` does."""
-        nodes, self.gain = paying(self.confidence, prices, limit=limit, floor=floor, sure=sure)
-        return nodes
+    def choose(self, prices: Sequence[float], *, limit: int, floor: float, sure: bool = False) -> None:
+        """Choose the nodes to draft, the most likely first, and set `gain`, as `paying` does."""
+        self._chosen, self.gain = paying(self.confidence, prices, limit=limit, floor=floor, sure=sure)
 
-    def draft(self, nodes: list[int]) -> Draft:
-        """Return the draft of these nodes, which hold the parent of each before it."""
+    def draft(self) -> Draft:
+        """Return the draft of the chosen nodes, which hold the parent of each before it; `complete`: of all nodes."""
+        if self._only is not None:
+            draft, by = self._only
+            if self.complete:
+                return Draft(draft.tokens, draft.parents, draft.probs, self.passes, (), by)
+            if self._chosen == [*range(len(draft.tokens))]:  # the usual case
+                return Draft(draft.tokens, draft.parents, None, self.passes, (), by)
+        nodes, count = self._chosen, len(self._chosen)
         if not nodes:
             return Draft(passes=self.passes) if self.passes else NOTHING_COMPUTED
-        count = len(nodes)
-        if nodes == [*range(count)]:  # the usual case: the beginning of one member's draft
-            tokens, parents = tuple(self.tokens[:count]), tuple(self.parents[:count])
-        else:
-            places = {-1: -1} | {node: place for place, node in enumerate(nodes)}
-            tokens = tuple([self.tokens[node] for node in nodes])
-            parents = tuple([places[self.parents[node]] for node in nodes])
-        by = self.by[nodes[0]]
-        if self.by[-1] != self.by[0]:
-            by = "+".join(dict.fromkeys([self.by[node] for node in nodes]))
+        places = {-1: -1} | {node: place for place, node in enumerate(nodes)}
+        tokens = tuple([self.tokens[node] for node in nodes])
+        parents = tuple([places[self.parents[node]] for node in nodes])
+        by = self._only[1] if self._only is not None else "+".join(dict.fromkeys([self._by[node] for node in nodes]))
         return Draft(tokens, () if parents == tuple(range(-1, count - 1)) else parents, None, self.passes, (), by)
 
 
