@@ -17,6 +17,7 @@ from paceline.cluster.pace import Pace
 from paceline.server import logs
 from paceline.server.guards.trace import DIRECT_SEND
 from paceline.server.problems import error_response
+from paceline.server.sse import PACING
 
 
 class Front:
@@ -44,8 +45,8 @@ class Front:
             await error_response(421, text, path=scope["path"], code="wrong_replica")(scope, receive, named)
             return
         self._take(scope)
-        with self._pace.stream(send) as paced:
-            await self.app({**scope, DIRECT_SEND: paced}, receive, named)
+        with self._pace.stream() as pacing:
+            await self.app({**scope, DIRECT_SEND: send, PACING: pacing}, receive, named)
 
     def _take(self, scope: Scope) -> None:
         said = value_of(scope["headers"], PREFIX)

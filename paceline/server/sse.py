@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 CLIENT_LEFT = 499  # status for the log alone: the client is gone
 DONE = b"data: [DONE]\n\n"
+PACING = "paceline.pacing"  # key in a scope: the `Pacing` of the answer, if chunks are dear on their way to the client
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"  # content types of streams
 
 
@@ -49,6 +50,13 @@ class HttpAnswer(Protocol):
 
     def fail(self, error: ErrorDetail) -> Iterable[bytes]:
         """Make the last chunks of a stream that fails."""
+
+
+class Pacing(Protocol):
+    """The rests between the chunks of one stream."""
+
+    async def rest(self, events: Stream) -> None:
+        """Wait after a chunk, at most until all events are there."""
 
 
 # One event of a stream.
@@ -146,25 +154,28 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._events:
             with suppress(OSError):  # a write failed: the client left, and `receive` has not reported it yet
-                await while_there(receive, self._send(send, scope[DIRECT_SEND]))
+                await while_there(receive, self._send(send, scope[DIRECT_SEND], scope.get(PACING)))
 
-    async def _send(self, send: Send, direct: Send) -> None:
+    async def _send(self, send: Send, direct: Send, pacing: Pacing | None) -> None:
         """Start the response through the guards; send its body past them."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
-            await self._send_events(direct)
+            await self._send_events(direct, pacing)
             last = b"".join(self._answer.end())
         except OSError:
             raise
         except Exception as error:  # the HTTP boundary: the status is sent, so the stream says it
             last = b"".join(self._answer.fail(describe(error)[1]))
-        await direct({"type": "http.response.body", "body": last, "more_body": True})
-        await direct({"type": "http.response.body", "body": b"", "more_body": False})
+        await direct({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _send_events(self, send: Send) -> None:
+    async def _send_events(self, send: Send, pacing: Pacing | None) -> None:
         await self._send_step(send, (self._first,))
+        if pacing is not None:
+            await pacing.rest(self._events)
         async for event in self._events:
             await self._send_step(send, (event, *self._events.more()))
+            if pacing is not None:
+                await pacing.rest(self._events)
 
     async def _send_step(self, send: Send, events: Iterable[TokenEvent]) -> None:
         parts: list[bytes] = []

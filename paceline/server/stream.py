@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Self
 
 from paceline.errors import PacelineError
@@ -29,6 +30,7 @@ class Stream:
         self._abandon = abandon
         self._events: deque[TokenEvent] = deque()
         self._arrival: asyncio.Future[None] | None = None  # done when there is an event to read
+        self._ended: asyncio.Event | None = None  # set when no sample is open, for one who rests
         self._failure: PacelineError | None = None
         self._closed = False
 
@@ -53,6 +55,14 @@ class Stream:
         """Yield the events that have arrived, without waiting for others."""
         while self._events:
             yield self._events.popleft()
+
+    async def rest(self, seconds: float) -> None:
+        """Wait for some time, or until all requests have ended."""
+        if self.open:
+            self._ended = asyncio.Event()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._ended.wait()
 
     async def __aenter__(self) -> Self:
         return self
@@ -86,6 +96,8 @@ class Stream:
         self.open[request_id] -= samples
         if not self.open[request_id]:
             del self.open[request_id]
+        if not self.open and self._ended is not None:
+            self._ended.set()
 
     def _wake(self) -> None:
         if self._arrival is not None and not self._arrival.done():
