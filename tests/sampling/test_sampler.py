@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -270,3 +271,19 @@ def test_logprobs(top: int) -> None:
         assert [score for _, score in said.top] == pytest.approx(
             [float(expected[each]) for each in order[:top]], abs=1e-5
         )
+
+
+def test_a_bare_copy_has_no_state_of_the_host() -> None:
+    sampler = Sampler(
+        SamplingParams(presence_penalty=0.5, logit_bias={3: 1.0}, repetition_penalty=1.2),
+        seed=3,
+        vocab_size=9,
+        eos_ids=(1,),
+    )
+    sampler.see_prompt([2])
+    sampler.advance([4, 5])
+    bare = sampler.bare()
+    sampler.advance([6])
+    assert (bare.params, bare.seed, bare.stops, bare.output_tokens) == (sampler.params, 3, [1], 2)
+    assert bare.additive is sampler.additive
+    assert len(pickle.dumps(bare)) < len(pickle.dumps(sampler))

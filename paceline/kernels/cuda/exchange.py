@@ -16,7 +16,6 @@ A rank that does not come is given up after a time. From then on nobody waits, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,20 +150,6 @@ class Peers:
                 *self._arguments,
                 **self._options(pdl),
             )
-
-
-def first_column(columns: int, rank: int, ranks: int) -> int:
-    """Return the first of the columns that a rank has."""
-    return columns * rank // ranks
-
-
-def tree_sum(parts: Sequence[Tensor]) -> Tensor:
-    """Add up to 8 tensors as `_tree` does."""
-    level = list(parts)
-    while len(level) > 1:
-        pairs = [left + right for left, right in zip(level[::2], level[1::2], strict=False)]
-        level = pairs + level[2 * len(pairs) :]
-    return level[0]
 
 
 @triton.jit

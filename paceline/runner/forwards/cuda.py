@@ -388,6 +388,7 @@ class CudaForward:
     pick = staticmethod(pick)
 
     def __init__(self, decoder: CudaDecoder, kv: CudaKV, *, taps: Sequence[int] = ()) -> None:
+        self._whole = decoder.share is None or decoder.share.peers.ranks == 1  # else only rounds may run it
         on_gpu = decoder.device.type == "cuda"
         self.bitwise = on_gpu and torch.cuda.get_device_capability(decoder.device) == (9, 0)  # verified on Hopper only
         self.decoder = decoder
@@ -397,6 +398,7 @@ class CudaForward:
 
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Output:
+        assert self._whole, "ranks meet in rounds, which all of them run"
         rows, last, hidden = len(batch.tokens), len(self.decoder.layers), self.decoder.config.hidden_size
         taps = tuple(self.taps) if batch.features else ()
         wanted = (*taps, last) if batch.states else taps
@@ -413,6 +415,7 @@ class CudaForward:
 
     @torch.inference_mode()
     def project(self, states: Tensor) -> Tensor:
+        assert self._whole, "ranks meet in rounds, which all of them run"
         return self.decoder.project(states.to(self.decoder.dtype).contiguous())
 
     def _placed(self, batch: Batch) -> DeviceBatch:

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.kernels.cuda.exchange import MUTED, Peers, first_column, tree_sum
+from paceline.kernels.cuda.exchange import MUTED, Peers
 from paceline.kernels.cuda.norm import norm
+from paceline.runner.parallel.exchange import fold
 from tests.kernels.cuda.conftest import ON_GPU
 from tests.kernels.cuda.meeting_ranks import FEW_PROGRAMS, on_ranks, peers_in
 
@@ -23,7 +24,7 @@ def random(*shape: int, seed: int) -> Tensor:
 
 def added(parts: Tensor, bias: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Add all parts [shards, rows, hidden] in one tree, then a norm."""
-    wanted = tree_sum([*parts]) + bias + x
+    wanted = fold([*parts]) + bias + x
     normed = torch.empty_like(x)
     norm(wanted, weight, normed, eps=1e-5)
     return wanted, normed
@@ -38,7 +39,7 @@ def test_shards_of_a_rank_that_is_alone(shards: int, device: torch.device) -> No
     assert torch.equal(x, wanted[0])
     assert torch.equal(out, wanted[1])
     peers.add(parts, None, out, pdl=ON_GPU)
-    assert torch.equal(out, tree_sum([*parts]))
+    assert torch.equal(out, fold([*parts]))
 
 
 def meet(folder: Path, rank: int, ranks: int, shards: int) -> list[Tensor]:
@@ -49,7 +50,7 @@ def meet(folder: Path, rank: int, ranks: int, shards: int) -> list[Tensor]:
         x, out = random(ROWS, HIDDEN, seed=50), torch.empty(ROWS, HIDDEN)
         peers.add_norm(parts, random(HIDDEN, seed=51), x, random(HIDDEN, seed=52), out, eps=1e-5)
         logits, whole = random(2, COLUMNS, seed=turn), torch.empty(2, COLUMNS)
-        own = slice(first_column(COLUMNS, rank, ranks), first_column(COLUMNS, rank + 1, ranks))
+        own = slice(COLUMNS * rank // ranks, COLUMNS * (rank + 1) // ranks)
         peers.gather(logits[:, own].contiguous(), whole)
         results += [x, out, whole]
         peers.status[MUTED] = 1  # a rehearsal, of which the others know nothing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import sys
 import threading
@@ -171,3 +172,18 @@ def test_a_rank_that_is_alone_computes_after_the_end(path: Path) -> None:
     ranks.check()
     ranks.close()
     assert forward(chunks_of(TOKENS, (3,))[0]).logits.shape == (3, 97)
+
+
+def test_a_worker_that_ends_is_heard_of() -> None:
+    """Once, by another thread; the end of all ranks is none of its news."""
+    heard, ended = threading.Event(), threading.Event()
+    ranks, others = Ranks(2, threads=1, timeout=PATIENCE), Ranks(2, threads=1, timeout=PATIENCE)
+    ranks.watch(heard.set)
+    others.watch(ended.set)
+    [pid] = ranks.pids().values()
+    os.kill(pid, signal.SIGKILL)
+    assert heard.wait(PATIENCE)
+    with pytest.raises(RankLost, match="rank 1 was killed by SIGKILL"):
+        ranks.guarded(ranks.check)
+    others.close()
+    assert not ended.wait(0.2)
