@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,11 +13,22 @@ from paceline.engine.device_ranks import lead
 from paceline.errors import InvalidRequest
 from paceline.kernels.cuda.exchange import MAX_RANKS, Peers
 from paceline.kernels.cuda.tiles import UNIT
+from paceline.kernels.quant import values_of
+from paceline.models.load import open_model
 from paceline.models.shapes import SHAPES, random_weights
 from paceline.models.tensor_names import expected_shapes
+from paceline.models.weights import Format, load_weights
 from paceline.runner.loading.device_ranks import devices_of
-from paceline.runner.parallel.device_part import cut_weights, format_of_ranks, rank_config, share_of, with_own_head
+from paceline.runner.parallel.device_part import (
+    cut_weights,
+    format_of_ranks,
+    rank_config,
+    read_weights,
+    share_of,
+    with_own_head,
+)
 from paceline.runner.parallel.split import Split, plan_split
+from tests.runner.parallel.split_models import write_tiny
 from tests.tiny_models import TARGET
 
 BIG = SHAPES["llama-3.1-8b"]
@@ -78,3 +90,17 @@ def test_ranks_have_all_weights_together() -> None:
         assert torch.equal(joined, weights[name])
     assert torch.equal(torch.cat([rank["head"] for rank in ranks]), weights["embed"])  # type: ignore[misc]
     assert torch.equal(ranks[1]["embed"], weights["embed"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("format", ["bf16", "int4"])
+def test_a_rank_reads_its_part_of_files(format: Format, tmp_path: Path) -> None:
+    """Groups of an `int4` matrix have the bits that they have in the whole model."""
+    opened = open_model(str(write_tiny(tmp_path, TARGET.config, TARGET.weights)))
+    split = plan_split("tiny", opened.config, degree=2, same_bits=False, packed=True)
+    whole = load_weights(opened.source, opened.config, format=format)
+    ranks = [read_weights(opened, format=format, device="cpu", rank=rank, split=split) for rank in range(2)]
+    for name, dim in {"layers.0.k": 0, "layers.1.o": 1, "layers.0.gate": 0, "layers.1.down": 1, "head": 0}.items():
+        assert torch.equal(torch.cat([values_of(rank[name]) for rank in ranks], dim), values_of(whole[name]))
+        assert values_of(ranks[0][name]).shape != values_of(whole[name]).shape
+    for rank in ranks:
+        assert torch.equal(values_of(rank["embed"]), values_of(whole["embed"]))
