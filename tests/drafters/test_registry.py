@@ -183,6 +183,7 @@ class FakeDecoder:
 
     def __init__(self, *matrices: str) -> None:
         self._matrices = [*matrices]
+        self.config = Model().config
         self.weight_bytes = 10 * len(matrices)
 
     def matrices(self) -> list[str]:

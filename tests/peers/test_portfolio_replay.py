@@ -36,6 +36,7 @@ def test_the_head_is_asked_at_every_position(monkeypatch: pytest.MonkeyPatch, tm
         options.update(given)
         raise Stopped
 
+    monkeypatch.setattr("peers.portfolio_replay.register", lambda *kind: None)  # for this process, for ever
     monkeypatch.setattr("peers.portfolio_replay.LLM", load)
     monkeypatch.setattr("sys.argv", ["portfolio_replay", "record", str(tmp_path / "some.json")])
     with pytest.raises(Stopped):
