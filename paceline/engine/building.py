@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What steps need of the models."""
+    """An engine's models, ready for steps."""
 
     forward: Forward
     lanes: Lanes

@@ -33,7 +33,7 @@ MEETING_SECONDS = 300.0  # time in which ranks that start come to the same point
 
 @dataclass(frozen=True, slots=True)
 class RankModels:
-    """What a rank has read and built."""
+    """A rank's models, and its memory divided among them."""
 
     target: ReadyModel
     recipes: Mapping[str, Recipe]
