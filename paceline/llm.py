@@ -40,7 +40,7 @@ from paceline.work_kinds import WorkKind, detect_kind
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 T = TypeVar("T")
-MEASURING_SECONDS = 0.5  # time after loading in which passes are measured: what drafts may cost follows from it
+MEASURING_SECONDS = 0.7  # time after loading in which passes are measured: what drafts may cost follows from it
 KIND_TOKENS = 2048  # tokens at the beginning and at the end of a prompt that its kind of work is detected from
 
 

@@ -1,9 +1,9 @@
 """Seconds of passes over few rows, measured while the engine is idle, before traffic asks what a drafted token costs.
 
-Each is compared with passes over one row that run at the same time, because other work changes the machine's speed from
-second to second. Both run twice, and the quicker one counts: the first may be the first to touch its memory. The rows
-follow a context of some length, because attention is a good part of their cost; what it holds does not matter, and is
-not computed.
+Each has passes over one row beside it, because other work changes the machine's speed from second to second:
+`engine.row_seconds` says which of them count. Both run twice, and the quicker one counts: the first may be the first to
+touch its memory. The rows follow a context of some length, because attention is a good part of their cost; what it
+holds does not matter, and is not computed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.kernels.base import Batch
 from paceline.runner.batch import Share, build_batch
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # rows of the measured passes; MAX_ROWS at most
-TURNS = 3  # times that each number of rows is measured
+TURNS = 4  # times that each number of rows is measured
 CONTEXT = 256  # tokens before the rows, if the engine has room for so many
 assert max(ROWS) <= MAX_ROWS
 

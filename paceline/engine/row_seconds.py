@@ -8,13 +8,14 @@ second. So the table keeps *ratios* between passes, which stay, and a *pace*, wh
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from statistics import median
+from bisect import bisect_left, insort
 
 MAX_ROWS = 32  # rows of the largest pass in the table
 PACE_OUTLIER, RATIO_OUTLIER = 2.0, 1.25  # factors by which an error of the pace, or of a ratio, counts at most
 PACE_SHARE = 0.2  # part of an error, as an exponent, by which the pace is corrected
 TIMED_PASSES = 16  # passes in traffic that one weighs as much as that was made to be timed
+QUICK_SHARE = 0.2  # of the passes over one row beside others: so many are quicker than the one that counts
+PASSES_TO_LEAVE_ONE = 3  # passes over as many rows, beside the one that counts, for each that is left out as too quick
 RATIO_SHARE = 0.02  # part of an error, as an exponent, by which a ratio is corrected at least; more while it is new
 
 
@@ -22,7 +23,8 @@ class RowSeconds:
     def __init__(self) -> None:
         self._pace = 0.0  # seconds of a pass with ratio 1; 0: nothing was measured
         self._ratios: dict[int, float] = {}  # rows → seconds of their pass, by the pace
-        self._timed: dict[int, list[float]] = {}  # rows → ratios of passes that were made to be timed
+        self._timed: dict[int, list[float]] = {}  # rows → seconds of passes that were made to be timed, sorted
+        self._beside: list[float] = []  # seconds of passes over one row that were made beside them, sorted
         self.passes: dict[int, int] = {}  # rows → passes that were measured
 
     @property
@@ -46,18 +48,23 @@ class RowSeconds:
             self._pace *= min(max(error, 1 / PACE_OUTLIER), PACE_OUTLIER) ** PACE_SHARE
 
     def time(self, rows: int, seconds: float, *, beside: float = 0.0) -> None:
-        """Learn from a pass that was made to be timed, while nothing else ran: the median of such passes counts, but
-        no more than for more rows: only other work makes a pass over fewer rows take longer.
+        """Learn from a pass that was made to be timed. Other work makes a pass longer, and a quick moment of the
+        machine makes one shorter: so of a few passes the quickest counts, of four and more the second.
         `beside`: seconds of a pass over one row at the same time; 0: the machine is as quick as it was at first.
 
-        One pass at a quick moment would make its rows cheap for ever: the pace follows the passes that run, and
-        where a table says that more rows are dear they do not run."""
+        A table that says that rows are dear keeps them from being measured in traffic. So it also holds that a pass
+        over more rows is never quicker, and takes no longer than in proportion to the rows."""
         self._pace = self._pace or beside or seconds
-        timed = self._timed.setdefault(rows, [])
-        timed.append(seconds / (beside or self._pace))
-        most = math.inf
-        for each in sorted(self._timed, reverse=True):
-            most = self._ratios[each] = min(median(self._timed[each]), most)
+        insort(self._timed.setdefault(rows, []), seconds)
+        if beside:
+            insort(self._beside, beside)
+        one = self._beside[int(QUICK_SHARE * (len(self._beside) - 1))] if self._beside else self._pace
+        each_row, cheapest = math.inf, math.inf
+        for count, timed in sorted(self._timed.items()):
+            each_row = min(timed[(len(timed) - 1) // PASSES_TO_LEAVE_ONE] / one / count, each_row)
+            self._ratios[count] = each_row * count
+        for count in sorted(self._timed, reverse=True):
+            cheapest = self._ratios[count] = min(self._ratios[count], cheapest)
         self.passes[rows] = self.passes.get(rows, 0) + TIMED_PASSES
 
     def seconds(self, rows: int) -> float:
