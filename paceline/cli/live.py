@@ -22,7 +22,8 @@ TIMEOUT_SECONDS = 10.0
 HOME, CLEAR_LINE, CLEAR_REST = "\x1b[H", "\x1b[K\n", "\x1b[J"  # draw over the old table: clearing it first flickers
 CLEAR_SCREEN = "\x1b[2J"
 COLUMNS = (
-    f"{'drafter':<20} {'batch':>6} {'speed-up':>9} {'95 % interval':>14} {'tokens/step':>12} {'accepted':>9}  state"
+    f"{'drafter':<20} {'batch':>6} {'kind':<7} {'speed-up':>9} {'95 % interval':>14} {'tokens/step':>12} "
+    f"{'accepted':>9}  state"
 )
 
 Told = Mapping[str, Any]
@@ -100,6 +101,7 @@ def _row(group: Told, style: Style) -> str:
     cells = (
         f"{group['drafter']:<20.20}",
         f"{group['batch']:>6}",
+        f"{group['kind']:<7}",
         f"{found['ratio']:>7.2f} ×" if found else f"{'–':>9}",
         f"{_interval(found) if found else '–':>14}",
         f"{'–' if group['tokens_per_step'] is None else format(group['tokens_per_step'], '.2f'):>12}",

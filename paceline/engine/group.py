@@ -1,4 +1,4 @@
-"""Steps with the same drafter and about as many sequences: when to run plain, the measured ratio, and the guard.
+"""Steps with one drafter, about as many sequences, and one kind of requests: when to run plain, and the guard.
 
 The share of drawn steps follows from what they cost: a plain step makes 1 / ratio of the tokens of a speculative one,
 so share · (1 − 1 / ratio) of the tokens per second are lost. The guard turns drafting off where the ratio lies below 1,
@@ -25,6 +25,7 @@ FIRST_REST, MAX_REST = 2048, 1 << 17  # steps of the guard's first rest, and of 
 SLOW, SLOW_BLOCKS = 0.98, 32  # ratio below which the guard turns drafting off after so many blocks, at any interval
 SURE_BATCH = 2  # sequences up to which a group does not begin with a trial
 HOPELESS, HOPELESS_BLOCKS = 0.93, 4  # ratio below which a trial ends after so many blocks already
+PLAIN_SHARE = 0.3  # part by which the plain steps of a block move the time that a plain step takes
 FADE_STEPS = 8192  # steps after which a group's weight beside the others has fallen to 1/e
 
 
@@ -68,9 +69,17 @@ class Side:
 
 class Group:
     def __init__(
-        self, drafter: str, bits: int, *, guards: bool, generator: random.Random, copies: bool = False
+        self,
+        drafter: str,
+        bits: int,
+        *,
+        sampled: bool = False,
+        guards: bool,
+        generator: random.Random,
+        copies: bool = False,
     ) -> None:
-        """`bits`: of the batch size less 1. `copies`: one of its drafters looks tokens up."""
+        """`bits`: of the batch size less 1. `sampled`: tokens of a sequence are. `copies`: one of its drafters looks
+        tokens up."""
         self.most = 1 << bits  # sequences of its largest step
         self.speculative, self.plain = Side(self), Side(self)
         self.off: Off | None = None  # why nothing is drafted; None: the guard is not on
@@ -79,10 +88,12 @@ class Group:
         self._drafter = drafter
         self._bits, self._copies = bits, copies
         self._batch = batch_label(bits)
+        self._sampled = sampled
         self._guards = guards
         self._generator = generator
         self._weight, self._weighed = 0.0, 0  # decayed seconds of speculative steps, and the step at which it was taken
         self._failed = 0  # trials in a row that ended in a rest
+        self.plain_seconds = 0.0  # of a plain step, in the latest blocks; 0: not measured
         self.begin()
 
     def wait(self, off: Off) -> None:
@@ -141,7 +152,7 @@ class Group:
         not be drafted either, or nobody copies."""
         if self.copies is None and self._copies:
             name = f"{self._drafter} (copies)"
-            self.copies = Group(name, self._bits, guards=self._guards, generator=self._generator)
+            self.copies = Group(name, self._bits, sampled=self._sampled, guards=self._guards, generator=self._generator)
         if self.copies is None or (self.copies.off is not None and self.copies.rest() is not None):
             return None
         return self.copies
@@ -160,6 +171,8 @@ class Group:
         if not (spec.tokens and spec.seconds and plain.tokens and plain.seconds):
             return
         self._weight, self._weighed = self.weight(step) + spec.seconds, step
+        share = PLAIN_SHARE if self.plain_seconds else 1.0
+        self.plain_seconds += share * (plain.seconds / plain.steps - self.plain_seconds)
         if self._ratio is None:
             self._ratio, found = Ratio(), None
         else:
@@ -201,6 +214,7 @@ class Group:
         self.state = Measured(
             drafter=self._drafter,
             batch=self._batch,
+            kind="sampled" if self._sampled else "greedy",
             speedup=found,
             runs=0 if self._ratio is None else round(self._ratio.blocks),
             tokens_per_step=(sequences + accepted) / sequences if sequences else None,

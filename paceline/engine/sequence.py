@@ -58,11 +58,13 @@ class Sequence:
     prompt_length: int = field(init=False)
     drafting: str = field(init=False)  # its drafters, joined by "+"; empty: none
     drawable: bool = field(init=False)  # its text does not depend on which steps draft
+    sampled: bool = field(init=False)  # it is not greedy
 
     def __post_init__(self) -> None:
         self._name_drafters()
         self.needs_prompt_rows = self.pool is not None or self.wants_prompt_logprobs
         self.prompt_length = len(self.request.prompt)
+        self.sampled = not self.request.sampling.greedy
 
     def _name_drafters(self) -> None:
         rule, greedy = self.request.speculation.rule, self.request.sampling.greedy

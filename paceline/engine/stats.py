@@ -97,10 +97,11 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Measurements of steps with one drafter and about as many sequences."""
+    """Measurements of steps with one drafter, about as many sequences, and one kind of requests."""
 
     drafter: str
     batch: str  # sequences: 1, 2, 3-4, 5-8 …
+    kind: str  # greedy, or sampled if tokens of a sequence are
     speedup: Speedup | None  # None: too few runs of plain steps
     runs: int  # of plain steps that count
     tokens_per_step: float | None  # of a sequence, speculative; None: not known

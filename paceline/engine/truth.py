@@ -8,7 +8,8 @@ distances. The first step of a run counts nowhere: drafts before it may still sh
     ────────────────────────── a block ───────────────────────────────────── the next block ─────────────
 
 Everything else is the speculative side, also steps that chose to draft nothing: the question is what leaving it on
-brings. Steps are grouped by drafter and batch size (`engine.group`), and each group has a ratio and a guard.
+brings. Steps are grouped by drafter, batch size, and whether tokens are sampled (`engine.group`): fewer drafts are
+right where they are. Each group has a ratio and a guard.
 While a group must not draft, drafters that copy still draft what is sure; such steps are a group of their own.
 
 It never changes a text, and never draws a step with a request whose text depends on drafts. It reads no clock.
@@ -50,7 +51,7 @@ class Truth:
         self._prior = prior
         self._copies = copies
         self._generator = random.Random(SEED)
-        self._groups: dict[tuple[str, int], Group] = {}
+        self._groups: dict[tuple[str, int, bool], Group] = {}
         self._latest: Group | None = None  # group of the latest step that had a drafter; None: it must not be drawn
 
     def draws(self, sequences: Seq[Sequence], *, alone: bool) -> bool:
@@ -82,27 +83,33 @@ class Truth:
 
     def _group_of(self, sequences: Seq[Sequence]) -> Group | None:
         """Find the group of a step. None: nobody drafts in it, or it must not be drawn."""
-        names = set()
+        names, sampled = set(), False
         for sequence in sequences:
             if not sequence.drawable:
                 self._latest = None
                 return None
             names.add(sequence.drafting)
+            sampled = sampled or sequence.sampled
         names.discard("")
         if not names:
             return None
         name = " and ".join(sorted(names))
-        key = name, (len(sequences) - 1).bit_length()
+        key = name, (len(sequences) - 1).bit_length(), sampled
         group = self._groups.get(key)
         if group is None:
             copies = any(self._copies(drafter) for each in names for drafter in each.split("+"))
             group = self._groups[key] = Group(
-                name, key[1], guards=self._guards, generator=self._generator, copies=copies
+                name, key[1], sampled=sampled, guards=self._guards, generator=self._generator, copies=copies
             )
             if (off := self._prior(group.most)) is not None:
                 group.wait(off)
         self._latest = group
         return group
+
+    @property
+    def plain_seconds(self) -> float:
+        """Seconds of a plain step with about as many sequences as the latest one; 0: not measured."""
+        return 0.0 if self._latest is None else self._latest.plain_seconds
 
     def of(self, sequence: Sequence) -> tuple[Speedup | None, str | None]:
         """Return the speed-up that was measured for steps like the latest one of a sequence, or why there is none."""

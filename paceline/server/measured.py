@@ -47,6 +47,7 @@ def _group(group: Measured) -> GroupSpeedup:
     return GroupSpeedup(
         drafter=group.drafter,
         batch=group.batch,
+        kind=group.kind,
         speedup=shown(group.speedup),
         runs=group.runs,
         tokens_per_step=group.tokens_per_step,
@@ -56,10 +57,10 @@ def _group(group: Measured) -> GroupSpeedup:
 
 
 class Decisions:
-    """Writes a line where the guard of a drafter and batch size has turned on or off, a few seconds apart at least."""
+    """Writes a line where the guard of a drafter, batch size and kind has turned on or off, some seconds apart."""
 
     def __init__(self) -> None:
-        self._off: dict[tuple[str, str], bool] = {}  # (drafter, batch) → off, as last told
+        self._off: dict[tuple[str, str, str], bool] = {}  # (drafter, batch, kind) → off, as last told
         self._told_at = -QUIET_SECONDS
 
     def look(self, now: Snapshot, *, at: float) -> None:
@@ -67,9 +68,10 @@ class Decisions:
         if now.measurement is None or at - self._told_at < QUIET_SECONDS:
             return
         for group in now.measurement.groups:
-            key, off = (group.drafter, group.batch), group.off is not None
+            key, off = (group.drafter, group.batch, group.kind), group.off is not None
             if off != self._off.get(key, False):
                 self._off[key], self._told_at = off, at
                 said = "speculation off" if off else "speculation on again"
-                logs.say(said, drafter=group.drafter, batch=group.batch, reason=group.off or "trial after a rest")
+                reason = group.off or "trial after a rest"
+                logs.say(said, drafter=group.drafter, batch=group.batch, kind=group.kind, reason=reason)
                 return

@@ -236,11 +236,11 @@ class Metrics:
         for i, end in enumerate(("", "_low", "_high")):
             overall = None if found.speedup is None else found.speedup[i]
             yield self._gauge(f"paceline:speedup{end}", "Measured speed over plain decoding.", overall)
-            name, labels = f"paceline:drafter_speedup{end}", ["model_name", "drafter", "batch"]
-            family = GaugeMetricFamily(name, "The same by drafter and batch size.", labels=labels)
+            name, labels = f"paceline:drafter_speedup{end}", ["model_name", "drafter", "batch", "kind"]
+            family = GaugeMetricFamily(name, "The same by drafter, batch size and kind of requests.", labels=labels)
             for group in found.groups:
                 if group.speedup is not None:
-                    family.add_metric([self._bridge.model, group.drafter, group.batch], group.speedup[i])
+                    family.add_metric([self._bridge.model, group.drafter, group.batch, group.kind], group.speedup[i])
             yield family
         yield self._counter("paceline:drawn_steps", "Steps drawn to run plain, to measure the speed-up.", found.drawn)
 

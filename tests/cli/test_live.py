@@ -23,6 +23,7 @@ TOLD: dict[str, Any] = {
         {
             "drafter": "eagle",
             "batch": "1",
+            "kind": "greedy",
             "speedup": {"ratio": 1.523, "low": 1.4, "high": 1.65},
             "runs": 20,
             "tokens_per_step": 2.5,
@@ -32,6 +33,7 @@ TOLD: dict[str, Any] = {
         {
             "drafter": "ngram\x1b[2J",
             "batch": "3-4",
+            "kind": "sampled",
             "speedup": None,
             "runs": 3,
             "tokens_per_step": None,
@@ -41,6 +43,7 @@ TOLD: dict[str, Any] = {
         {
             "drafter": "ngram",
             "batch": "2",
+            "kind": "greedy",
             "speedup": {"ratio": 0.9, "low": 0.85, "high": 0.95},
             "runs": 9,
             "tokens_per_step": 1.1,
@@ -101,6 +104,7 @@ def test_a_table_once_without_a_terminal(cli: Cli, server: Server) -> None:
     assert lines[3].split() == [
         "drafter",
         "batch",
+        "kind",
         "speed-up",
         "95",
         "%",
@@ -109,7 +113,7 @@ def test_a_table_once_without_a_terminal(cli: Cli, server: Server) -> None:
         "accepted",
         "state",
     ]
-    assert lines[4].split() == ["eagle", "1", "1.52", "×", "1.40", "to", "1.65", "2.50", "61%", "on"]
+    assert lines[4].split() == ["eagle", "1", "greedy", "1.52", "×", "1.40", "to", "1.65", "2.50", "61%", "on"]
     assert lines[5].endswith("measuring, 3 runs so far")
     assert lines[6].endswith("paused: 0.90 ×")
     assert "  2 with eagle" in lines

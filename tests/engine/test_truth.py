@@ -33,6 +33,7 @@ class Asked:
 
     drafting: str = "head"
     drawable: bool = True
+    sampled: bool = False
 
 
 @dataclass
@@ -113,7 +114,7 @@ def test_one_hiccup_of_the_machine_hardly_shows() -> None:
     calm, hit = Machine(1.5, noise=0.1), Machine(1.5, noise=0.1)
     for machine in (calm, hit):
         machine.run(30)
-    side = hit.truth._groups["head", 0].plain
+    side = hit.truth._groups["head", 0, False].plain
     side.add(sequences=1, accepted=0, drafted=0, seconds=1.0)
     for machine in (calm, hit):
         machine.run(10)
@@ -240,3 +241,19 @@ def test_labels_of_batch_sizes() -> None:
     assert [batch_label((size - 1).bit_length()) for size in (1, 2, 3, 4, 5, 8, 9)] == [
         "1", "2", "3-4", "3-4", "5-8", "5-8", "9-16"
     ]  # fmt: skip
+
+
+def test_greedy_and_sampled_steps_are_measured_apart() -> None:
+    """Where one request of a batch is sampled, the step counts as sampled."""
+    truth = Truth(guards=False)
+    for sequences in ([Asked()], [Asked(sampled=True)], [Asked(), Asked()], [Asked(), Asked(sampled=True)]):
+        truth.draws(sequences, alone=True)  # type: ignore[arg-type]
+    told = {(group.batch, group.kind) for group in truth.measurement().groups}
+    assert told == {("1", "greedy"), ("1", "sampled"), ("2", "greedy"), ("2", "sampled")}
+
+
+def test_a_plain_step_takes_what_the_latest_runs_of_plain_steps_took() -> None:
+    machine = Machine(2.0, noise=0.05, batch=2)
+    assert machine.truth.plain_seconds == 0.0
+    machine.run(30)
+    assert machine.truth.plain_seconds == pytest.approx(STEP * 2.0 / machine.tokens, rel=0.3)

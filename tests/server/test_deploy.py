@@ -34,7 +34,7 @@ POD = MANIFESTS["deployment"]["spec"]["template"]["spec"]
 [CONTAINER] = POD["containers"]
 PORT = Settings().port
 SPEEDUP = Speedup(1.5, 1.4, 1.6)
-MEASURED = Measured("head", "1", SPEEDUP, 20, tokens_per_step=2.5, acceptance=0.6, off=None)
+MEASURED = Measured("head", "1", "greedy", SPEEDUP, 20, tokens_per_step=2.5, acceptance=0.6, off=None)
 SNAPSHOT = Snapshot(measurement=Measurement(speedup=SPEEDUP, groups=(MEASURED,), steps=100, drawn=1))
 
 

@@ -48,8 +48,10 @@ SNAPSHOT = Snapshot(
 MEASURED = Measurement(
     speedup=Speedup(1.5, 1.4, 1.6),
     groups=(
-        Measured("ngram", "3-4", Speedup(0.9, 0.8, 0.95), 20, tokens_per_step=1.2, acceptance=0.1, off="paused"),
-        Measured("head", "1", None, 3, tokens_per_step=2.5, acceptance=0.6, off=None),
+        Measured(
+            "ngram", "3-4", "sampled", Speedup(0.9, 0.8, 0.95), 20, tokens_per_step=1.2, acceptance=0.1, off="paused"
+        ),
+        Measured("head", "1", "greedy", None, 3, tokens_per_step=2.5, acceptance=0.6, off=None),
     ),
     steps=1200,
     drawn=12,
@@ -245,15 +247,18 @@ def test_reasons_are_counted_by_kind_without_numbers_or_names(kind: OffKind) -> 
 def test_no_speed_up_is_no_sample_and_a_measured_one_is_three_for_each_group() -> None:
     assert not any(name.startswith(("paceline:speedup", "paceline:drafter_speedup")) for name in values(make()))
     found = {
-        (sample.name, sample.labels.get("drafter"), sample.labels.get("batch")): sample.value
+        (sample.name, sample.labels.get("drafter"), sample.labels.get("batch")): (
+            sample.labels.get("kind"),
+            sample.value,
+        )
         for family in Metrics(fake_bridge(replace(SNAPSHOT, measurement=MEASURED))).collect()
         for sample in family.samples
     }
     for i, end in enumerate(("", "_low", "_high")):
-        assert found[f"paceline:speedup{end}", None, None] == (1.5, 1.4, 1.6)[i]
-        assert found[f"paceline:drafter_speedup{end}", "ngram", "3-4"] == (0.9, 0.8, 0.95)[i]
+        assert found[f"paceline:speedup{end}", None, None] == (None, (1.5, 1.4, 1.6)[i])
+        assert found[f"paceline:drafter_speedup{end}", "ngram", "3-4"] == ("sampled", (0.9, 0.8, 0.95)[i])
     assert ("paceline:drafter_speedup", "head", "1") not in found  # still measuring
-    assert found["paceline:drawn_steps_total", None, None] == 12
+    assert found["paceline:drawn_steps_total", None, None] == (None, 12)
 
 
 def test_what_is_told_of_the_measured_speed_up() -> None:

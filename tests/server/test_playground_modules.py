@@ -163,9 +163,9 @@ def test_facts_are_said_in_words(tmp_path: Path) -> None:
             stateInWords(503, {{status: "draining"}}), stateInWords(503, {{status: "dead"}}), stateInWords(502, null),
             speedupInWords({{speedup: {{ratio: 1.5, low: 1.25, high: 1.75}}, drawn_share: 0.012}}),
             speedupInWords({{default_drafter: "ngram", speedup_note: "measuring: 3 of 8 runs"}}),
-            groupInWords({{drafter: "head", batch: "3-4", speedup: {{ratio: 0.9, low: 0.8, high: 0.95}}, runs: 9,
-                tokens_per_step: 1.25, acceptance: 0.1, off: "paused"}}),
-            groupInWords({{drafter: "head", batch: "1", speedup: null, runs: 2}}),
+            groupInWords({{drafter: "head", batch: "3-4", kind: "sampled", runs: 9,
+                speedup: {{ratio: 0.9, low: 0.8, high: 0.95}}, tokens_per_step: 1.25, acceptance: 0.1, off: "paused"}}),
+            groupInWords({{drafter: "head", batch: "1", kind: "greedy", speedup: null, runs: 2}}),
             reasonOf("something new"), problemInWords({{message: "no key was given", status: 401}})];
     """
     card, line, short, ready, starting, gone, draining, dead, other, *rest = run(code, tmp_path)
@@ -191,8 +191,8 @@ def test_facts_are_said_in_words(tmp_path: Path) -> None:
     assert "1.25 to 1.75" in speedup["note"]
     assert "1.2 % of the steps run plain" in speedup["note"]
     assert few["note"] == "Live speed-up over plain decoding: measuring: 3 of 8 runs."
-    assert group == "head, 3-4 at once: 0.90 × (0.80 to 0.95) · 1.25 tokens per step · 10 % accepted · paused"
-    assert measuring == "head, 1 at once: measuring (2 runs so far)"
+    assert group == "head, 3-4 at once, sampled: 0.90 × (0.80 to 0.95) · 1.25 tokens per step · 10 % accepted · paused"
+    assert measuring == "head, 1 at once, greedy: measuring (2 runs so far)"
     assert (reason, problem) == ("Something new.", "No key was given. Enter an API key.")
 
 

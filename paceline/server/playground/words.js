@@ -161,9 +161,9 @@ export function speedupInWords(speculation, raced = null) {
 
 const drawn = ({ drawn_share: share }) => `${(100 * (share ?? 0)).toFixed(1)} %`;
 
-/** Describes what was measured with one drafter and batch size, a line. */
-export function groupInWords({ drafter, batch, speedup, runs, tokens_per_step: tokens, acceptance, off }) {
-  const pieces = [`${drafter}, ${batch} at once: ${speedup ? range(speedup) : `measuring (${plural(runs, "run")} so far)`}`];
+/** Describes what was measured with one drafter, batch size and kind of requests, a line. */
+export function groupInWords({ drafter, batch, kind, speedup, runs, tokens_per_step: tokens, acceptance, off }) {
+  const pieces = [`${drafter}, ${batch} at once, ${kind}: ${speedup ? range(speedup) : `measuring (${plural(runs, "run")} so far)`}`];
   if (tokens) pieces.push(`${tokens.toFixed(2)} tokens per step`);
   if (acceptance) pieces.push(`${(100 * acceptance).toFixed(0)} % accepted`);
   if (off) pieces.push(off);

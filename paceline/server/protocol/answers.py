@@ -42,10 +42,11 @@ class MeasuredSpeedup(BaseModel):
 
 
 class GroupSpeedup(BaseModel):
-    """Measurements of steps with one drafter and about as many sequences."""
+    """Measurements of steps with one drafter, about as many sequences, and one kind of requests."""
 
     drafter: str
     batch: str = Field(description="sequences: 1, 2, 3-4, 5-8, …")
+    kind: str = Field(description="of requests: greedy; or sampled, if the tokens of any of them are")
     speedup: MeasuredSpeedup | None = Field(description="null: still measuring")
     runs: int = Field(description="of plain steps that count; old ones fade")
     tokens_per_step: float | None = Field(description="of a sequence, without the steps drawn to run plain")
