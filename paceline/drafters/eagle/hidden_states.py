@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE
+from paceline.kernels.cpu.populate import Populated
 from paceline.kv.pages import PageMarks, PagePool
 
 MAX_KNOWN_SOURCES = 64  # feature tensors whose address is remembered
@@ -46,6 +47,7 @@ class HiddenStateStore:
         # numpy's memory has large pages, whose first touch costs less
         self.memory = torch.from_numpy(np.empty(shape, np.float32)) if on_cpu else torch.empty(shape, device=device)
         self._own = Place.of(self.memory) if on_cpu else None
+        self._populated = None if self._own is None else Populated(self._own.address, self.memory.nbytes)
         self._pool = pool
         self._free = list(range(places - 1, -1, -1))
         self._places: dict[int, int] = {}  # page → place, the oldest first
@@ -72,7 +74,9 @@ class HiddenStateStore:
             if not self.has_room(1):
                 self._short = True
                 return None
-            self._places[page] = self._free.pop()
+            self._places[page] = place = self._free.pop()
+            if self._populated is not None:
+                self._populated.reach((place + 1) * PAGE_SIZE * self._row_bytes)
         self._current.add([page])
         return self._places[page] * PAGE_SIZE
 
