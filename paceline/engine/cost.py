@@ -147,11 +147,10 @@ class CostModel:
         plain = self._step_seconds - self._draft_seconds - row * (self._rows - self._sequences)
         return self._sequences / plain if plain > 0 else 0.0
 
-    @property
-    def plain_share(self) -> float:
-        """Speed that steps without drafts would have, relative to that of the latest steps; at most 1, 1 if unknown."""
+    def share_of(self, plain_speed: float) -> float:
+        """Return a speed without drafts, relative to that of the latest steps; at most 1, 1 if one is unknown."""
         known = self._tokens and self._step_seconds
-        return min(self.plain_speed * self._step_seconds / self._tokens, 1.0) or 1.0 if known else 1.0
+        return min(plain_speed * self._step_seconds / self._tokens, 1.0) or 1.0 if known else 1.0
 
     @property
     def row_price(self) -> float:

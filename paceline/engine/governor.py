@@ -147,13 +147,17 @@ class Governor:
 
     @property
     def plain_speed(self) -> float:
-        """Tokens a second that the engine would make without drafts; 0 if cost is not measured."""
-        return self.cost.plain_speed if self._weighs_cost else 0.0
+        """Tokens a second that the engine would make without drafts: by steps that ran plain, before any did by the
+        cost model. 0 if cost is not measured."""
+        if not self._weighs_cost:
+            return 0.0
+        seconds = 0.0 if self.truth is None else self.truth.plain_seconds
+        return self.batch / seconds if seconds else self.cost.plain_speed
 
     @property
     def plain_share(self) -> float:
         """Speed that the engine would have without drafts, relative to its speed now; 1 if cost is not measured."""
-        return self.cost.plain_share if self._weighs_cost else 1.0
+        return self.cost.share_of(self.plain_speed) if self._weighs_cost else 1.0
 
     @property
     def row_price(self) -> float:

@@ -34,6 +34,7 @@ from paceline.runner.loading.models import ReadyModel
 from paceline.types import Off
 
 NAME = "portfolio"
+LATER_SHARE = 0.5  # part of the gain of drafts before it from which a later member's draft goes alone: it knows more
 COVERED = {"ngram": "suffix"}  # member → one beside which it is left out: both look up the same texts
 
 
@@ -49,9 +50,10 @@ class _Drafted(NamedTuple):
 
 @dataclass(slots=True)
 class _Text:
-    """A running sequence. The last three fields are of its latest round."""
+    """A running sequence. The last four fields are of its latest round."""
 
     with_members: list[Experience]
+    greedy: bool = True  # its request is not sampled
     start: int = -1  # committed tokens before the round
     drafted: list[_Drafted] = field(default_factory=list)
     union: Union = field(default_factory=Union)
@@ -86,6 +88,7 @@ class PortfolioDrafter(FeatureDrafter):
         texts = []
         for ask in asks:
             text = self._texts[ask.key]
+            text.greedy = ask.sampler.greedy
             text.start, text.drafted, text.union = len(ask.tokens), [], Union()
             texts.append(text)
         works = False
@@ -96,7 +99,9 @@ class PortfolioDrafter(FeatureDrafter):
         if not works:
             raise RuntimeError("; ".join([str(member.guard.out) for member in self.members]))
         for text in texts:
-            self._learn_gains(text)
+            for each in text.drafted:
+                own = text.with_members[each.place]
+                self.members[each.place].learn_gain(each.gain, own, greedy=text.greedy)
         return [text.union.draft() for text in texts]
 
     def _ask(self, place: int, member: Member, asks: Sequence[Ask], texts: Sequence[_Text]) -> None:
@@ -111,40 +116,43 @@ class PortfolioDrafter(FeatureDrafter):
         if not able:
             return
         member.begin_round(len(able), asks[0].plain_speed)
-        chosen = [each for each in able if member.is_worth(each[1].union.gain, each[2])]
+        chosen = [each for each in able if member.is_worth(each[1].union.gain, each[2], each[0])]
         if not chosen:
             return
-        drafts = member.draft([ask for ask, _, _ in chosen], [own for _, _, own in chosen])
+        asked = [ask for ask, _, _ in chosen]
+        drafts = member.draft(asked)
         for (ask, text, own), draft in zip(chosen, drafts, strict=True):
             text.union.passes += draft.depth if draft.passes is None else draft.passes
             if draft.tokens:
                 self._join(place, ask, text, draft)
             else:
-                member.learn_gain(0.0, own)
+                member.learn_gain(0.0, own, greedy=text.greedy)
+        member.drafted(asked, drafts, [own for _, _, own in chosen])
 
     def _join(self, place: int, ask: Ask, text: _Text, draft: Draft) -> None:
-        """Add a member's draft to those of the members before it, and choose the nodes to draft of all.
+        """Add a member's draft to those of the members before it, and choose the nodes to draft of all. Of the drafts
+        for a sampled request one goes alone: the last, unless it gains much less than one before it.
 
         Tokens that were drawn for a rule with distributions go alone, and nobody else is asked. They go whatever they
         are: if they were chosen by their values, their distribution would be another one."""
         member, union, prices = self.members[place], text.union, row_prices(ask)
-        trust = member.trust_in(draft, text.with_members[place])
+        trust = member.trust_in(draft, text.with_members[place], greedy=text.greedy)
         confidence = trusted(draft, trust)
-        if text.drafted and (draft.probs is not None or not ask.sampler.greedy):
-            text.drafted = [each._replace(gain=0.0) for each in text.drafted]  # they are not used
-            union.clear()
         # Whether a member pays is a question of plain speed: of the time that its draft takes, rows included.
         gain = gain_of(confidence, prices, share=ask.plain_share)
-        text.drafted.append(_Drafted(place, draft, confidence, trust, gain))
+        made = _Drafted(place, draft, confidence, trust, gain)
+        if text.drafted and (draft.probs is not None or not text.greedy):
+            if draft.probs is None and gain <= LATER_SHARE * max([each.gain for each in text.drafted]):
+                text.drafted.append(made._replace(gain=0.0))
+                return
+            text.drafted = [each._replace(gain=0.0) for each in text.drafted]  # they are not used
+            union.clear()
+        text.drafted.append(made)
         union.add(draft, confidence, member.name)
         if draft.probs is None:
             union.choose(prices, limit=ask.max_draft, floor=ask.p_min or 0.0, sure=ask.copies_only)
         else:
             union.complete = True
-
-    def _learn_gains(self, text: _Text) -> None:
-        for each in text.drafted:
-            self.members[each.place].learn_gain(each.gain, text.with_members[each.place])
 
     def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
         text, start = self._texts[key], len(tokens) - 1 - accepted
@@ -156,7 +164,7 @@ class PortfolioDrafter(FeatureDrafter):
             parents = draft.parents or range(-1, len(draft.tokens) - 1)
             guesses = judged(draft.tokens, parents, confidence, trust, said)
             for was_right, expected in guesses:
-                member.learn_guess(was_right, expected, own)
+                member.learn_guess(was_right, expected, own, greedy=text.greedy)
             right = min(sum([was_right for was_right, _ in guesses]), accepted)
             member.guard.observe(key, tokens[: start + right + 1], right)
         text.drafted = []

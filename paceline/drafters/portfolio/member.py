@@ -20,7 +20,9 @@ PRIOR_GUESSES = 10.0  # right guesses that the trust in a member begins with
 TEXT_DECAY, ALL_DECAY = 0.95, 0.98  # weight of the past at each draft, for one sequence and for all
 TRIAL_ROUNDS = 3  # rounds in a row after a rest, beside which the past counts half: the text may have changed
 FIRST_REST, MAX_REST = 4.0, 100.0  # times of a trial that the rest after it lasts: the first one, and at most
+SURE_PROFIT = 1.25  # factor of the cost that gains must reach before the next rest is a short one again
 PASSING_TOKENS = 8  # new tokens up to which the time of a draft is typical: a member reads what it has missed first
+EXPECTED_SHARE = 0.5  # part of the tokens that an answer may still have, which it is expected to have
 TIME_SHARE, OUTLIER = 0.1, 2.0  # part by which a draft's time moves the average, and factor by which it counts at most
 
 
@@ -42,13 +44,43 @@ class Gains:
 
 
 @dataclass(slots=True)
+class Prospects:
+    """What drafts of a member are worth for requests of one kind, greedy or sampled, and its rests there."""
+
+    gains: Gains = field(default_factory=lambda: Gains(ALL_DECAY, FIRST_GAIN * FIRST_WEIGHT, FIRST_WEIGHT))
+    trust: Trust = field(default_factory=lambda: Trust(right=PRIOR_GUESSES, expected=PRIOR_GUESSES))
+    rest: float = FIRST_REST  # times of the trial that the next rest lasts
+    resumes: float = 0.0  # time at which the rest ends
+    trial: int = 0  # rounds of a trial that are left
+    spent: float = 0.0  # seconds of the trial so far
+
+    @property
+    def usual(self) -> float:
+        """Mean gain of a draft lately, in tokens."""
+        return self.gains.gained / self.gains.drafts
+
+    def begin_trial(self) -> None:
+        """Let what is known count half, and try for some rounds."""
+        self.trial, self.spent = TRIAL_ROUNDS, 0.0
+        self.gains.fade()
+
+    def count(self, now: float, seconds: float) -> None:
+        """Count drafts of a trial; after its last round a rest begins."""
+        self.trial -= 1
+        self.spent += seconds
+        if not self.trial:
+            self.resumes = now + self.rest * self.spent
+            self.rest = min(2 * self.rest, MAX_REST)
+
+
+@dataclass(slots=True)
 class Experience:
     """Experience with a member in one sequence."""
 
     gains: Gains = field(default_factory=Gains)
     trust: Trust = field(default_factory=Trust)
     lost: bool = False  # the member cannot draft for this sequence any more
-    asked: int = -PASSING_TOKENS  # committed tokens when it was last asked
+    asked: int = 0  # committed tokens when it last drafted: it has read these
 
 
 class Member:
@@ -56,61 +88,74 @@ class Member:
         self.guard = guard
         self.name = guard.name
         self.seconds: dict[int, float] = {}  # number of drafts that are made at once → seconds of all
+        self.reading = 0.0  # seconds for each token that it has missed of a sequence, before it drafts
+        self.greedy, self.sampled = Prospects(), Prospects()
         self._clock = clock
         self._drafts = 0
-        self._gains = Gains(ALL_DECAY, FIRST_GAIN * FIRST_WEIGHT, FIRST_WEIGHT)
-        self._trust = Trust(right=PRIOR_GUESSES, expected=PRIOR_GUESSES)
-        self._cost = 0.0  # tokens that the engine would make plainly in the time of a draft, in this round
-        self._rest = FIRST_REST  # times of the trial that the next rest lasts
-        self._resumes = 0.0  # time at which the rest ends
-        self._trial = 0  # rounds of a trial that are left
-        self._spent = 0.0  # seconds of the trial so far
+        self._began = 0.0  # time at which the latest drafts were asked for
+        self._plain_speed = 0.0  # tokens a second that the engine would make without drafts
+        self._cost = 0.0  # tokens that it would make in the time of a draft, in this round
+
+    def prospects(self, *, greedy: bool) -> Prospects:
+        return self.greedy if greedy else self.sampled
 
     def begin_round(self, asks: int, plain_speed: float) -> None:
         """Begin a round in which up to so many sequences may be asked for; `plain_speed`: see Ask."""
+        self._plain_speed = plain_speed
         self._cost = self._seconds_of(asks) / asks * plain_speed
 
-    def is_worth(self, gain: float, own: Experience) -> bool:
+    def is_worth(self, gain: float, own: Experience, ask: Ask) -> bool:
         """Return whether to ask for a draft where the members before have drafted with this `gain`.
 
         That is where they gain less than this member's drafts usually do in this text, less what they cost. A member
-        whose drafts gain less than they cost rests, longer each time, and is then tried for all sequences."""
+        whose drafts gain less than they cost rests, longer each time, and is then tried for all sequences. It does not
+        begin to read a text whose answer is too short to make up for that."""
         if not self._cost or self._drafts < FIRST_DRAFTS:
             return True
-        usual = self._gains.gained / self._gains.drafts
-        if usual > self._cost:
-            self._rest = FIRST_REST
+        prospects = self.prospects(greedy=ask.sampler.greedy)
+        usual = prospects.usual
+        if usual > SURE_PROFIT * self._cost:
+            prospects.rest = FIRST_REST
         profit = (own.gains.gained + PRIOR_DRAFTS * usual) / (own.gains.drafts + PRIOR_DRAFTS) - self._cost
-        if profit <= 0 and not self._trial and self._clock() >= self._resumes:
-            self._trial, self._spent = TRIAL_ROUNDS, 0.0
-            self._gains.fade()
+        if profit <= 0 and not prospects.trial and self._clock() >= prospects.resumes:
+            prospects.begin_trial()
             own.gains.fade()
-        return gain < max(ENOUGH_GAIN, profit) and (profit > 0 or self._trial > 0)
+        if gain >= max(ENOUGH_GAIN, profit):
+            return False
+        return prospects.trial > 0 or (profit > 0 and self._makes_up(profit, usual, ask, own))
 
-    def draft(self, asks: Sequence[Ask], experience: Sequence[Experience]) -> list[Draft]:
-        """Ask for drafts, and measure how long they take. `experience`: of each ask's sequence."""
-        began = self._clock()
-        drafts = self.guard.propose([ask.within(self.guard.max_draft) for ask in asks])
+    def _makes_up(self, profit: float, usual: float, ask: Ask, own: Experience) -> bool:
+        """Return whether drafts that gain `profit` each make up for the time in which it reads what it has missed."""
+        missed = len(ask.tokens) - own.asked
+        if missed <= PASSING_TOKENS:
+            return True
+        rounds = EXPECTED_SHARE * ask.left / (1.0 + max(usual, 0.0))
+        return profit * rounds > missed * self.reading * self._plain_speed
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        """Ask for drafts, and begin to measure how long they take; `drafted` ends that."""
+        self._began = self._clock()
+        return self.guard.propose([ask.within(self.guard.max_draft) for ask in asks])
+
+    def drafted(self, asks: Sequence[Ask], drafts: Sequence[Draft], experience: Sequence[Experience]) -> None:
+        """Learn from the time that drafts took, with all that the portfolio does with them. `experience`: of each
+        ask's sequence."""
         ended = self._clock()
-        if self._trial:
-            self._count_trial(ended, ended - began)
-        typical, seconds = True, ended - began
-        for ask, own in zip(asks, experience, strict=True):
+        seconds, missed = ended - self._began, 0
+        for ask, own, draft in zip(asks, experience, drafts, strict=True):
             length = len(ask.tokens)
-            typical = typical and length - own.asked <= PASSING_TOKENS
-            own.asked = length
-        if typical and (seconds > self.seconds.get(len(asks), 0.0) or any(draft.tokens for draft in drafts)):
+            missed += length - own.asked if length - own.asked > PASSING_TOKENS else 0
+            if draft.tokens:  # else it may still be reading
+                own.asked = length
+        for greedy, prospects in ((True, self.greedy), (False, self.sampled)):
+            if prospects.trial and any(ask.sampler.greedy is greedy for ask in asks):
+                prospects.count(ended, seconds)
+        known = self.seconds.get(len(asks), 0.0)
+        if missed:
+            self._learn_reading(missed, seconds - known if known else 0.0)
+        elif seconds > known or any(draft.tokens for draft in drafts):
             self._learn_time(len(asks), seconds)  # an empty draft may be quick
         self._drafts += 1
-        return drafts
-
-    def _count_trial(self, now: float, seconds: float) -> None:
-        """Count drafts of a trial; after its last round a rest begins."""
-        self._trial -= 1
-        self._spent += seconds
-        if not self._trial:
-            self._resumes = now + self._rest * self._spent
-            self._rest = min(2 * self._rest, MAX_REST)
 
     def _seconds_of(self, asks: int) -> float:
         """Return the seconds of so many drafts at once; if they are not known, by the next smaller number."""
@@ -129,18 +174,21 @@ class Member:
         else:
             self.seconds[asks] += TIME_SHARE * (min(seconds, OUTLIER * known) - known)
 
-    def trust_in(self, draft: Draft, own: Experience) -> float:
+    def _learn_reading(self, missed: int, seconds: float) -> None:
+        if seconds > 0:
+            self.reading += (TIME_SHARE if self.reading else 1.0) * (seconds / missed - self.reading)
+
+    def trust_in(self, draft: Draft, own: Experience, *, greedy: bool) -> float:
         """Return the factor for each token of a draft. A draft without confidence has that of its sequence's others."""
-        if not draft.confidence:
-            return own.trust.factor(self._trust)
-        return min(1.0, self._trust.right / self._trust.expected)
+        trust = self.prospects(greedy=greedy).trust
+        return min(1.0, trust.right / trust.expected) if draft.confidence else own.trust.factor(trust)
 
-    def learn_gain(self, gain: float, own: Experience) -> None:
+    def learn_gain(self, gain: float, own: Experience, *, greedy: bool) -> None:
         own.gains.learn(gain)
-        self._gains.learn(gain)
+        self.prospects(greedy=greedy).gains.learn(gain)
 
-    def learn_guess(self, right: bool, expected: float, own: Experience | None) -> None:
+    def learn_guess(self, right: bool, expected: float, own: Experience | None, *, greedy: bool) -> None:
         """Learn whether a guess was right; `own`: of its sequence, if the draft had no confidence."""
         if own is not None:
             own.trust.learn(right, expected)
-        self._trust.learn(right, expected)
+        self.prospects(greedy=greedy).trust.learn(right, expected)

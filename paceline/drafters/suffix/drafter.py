@@ -40,6 +40,7 @@ class _Text:
     """A running sequence."""
 
     own: SuffixAutomaton
+    greedy: bool = True  # its request is not sampled
     read: int = 0  # tokens that `own` holds
     trust: Trust = field(default_factory=Trust)
     drafts: dict[int, tuple[Drafted, float]] = field(default_factory=dict)  # by start: a draft and its factor of trust
@@ -65,7 +66,7 @@ class SuffixDrafter(Drafter):
         self._drafting = SuffixDrafting(library, width=branches)
         self._corpus = [] if corpus is None else [corpus]
         self.past = PastAnswers(library, memory=memory - sum(each.bytes for each in self._corpus))
-        self._trust = trust_in_all()
+        self._trust = {greedy: trust_in_all() for greedy in (True, False)}  # a sampled text repeats less
         self._texts: dict[int, _Text] = {}
 
     def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
@@ -76,7 +77,8 @@ class SuffixDrafter(Drafter):
 
     def _draft(self, ask: Ask) -> Draft:
         text = self._texts[ask.key]
-        length, trust = len(ask.tokens), text.trust.factor(self._trust)
+        text.greedy = ask.sampler.greedy
+        length, trust = len(ask.tokens), text.trust.factor(self._trust[text.greedy])
         # The last known row may be the first of a block that the kernels compute: later rows have the usual price.
         prices = (*ask.row_prices, ask.row_price) if ask.row_prices else (ask.price,)
         made = self._drafting.draft(
@@ -105,7 +107,7 @@ class SuffixDrafter(Drafter):
             made, trust = drafted
             for right, expected in judged(*made, trust, tokens[start:].tolist()):
                 text.trust.learn(right, expected)
-                self._trust.learn(right, expected)
+                self._trust[text.greedy].learn(right, expected)
         text.drafts = {place: made for place, made in text.drafts.items() if place > start}
 
     def learn(self, ended: Ended) -> None:
