@@ -281,8 +281,11 @@ class Request:
     pooling: str | None = None  # one of POOLINGS: the last event has the embedding of the prompt; None: it has none
     scores_from: int = 0  # first prompt token that `prompt_logprobs` score; those before it may come from the cache
     arm: Arm | None = None  # arm of a canary; None: the request is in none
+    kind: WorkKind | None = None  # kind of work, by which past drafts are told apart; None: not known
 
     def __post_init__(self) -> None:
+        if self.kind is WorkKind.AUTO:
+            raise InvalidRequest("the kind auto must be resolved to a kind of work first", param="kind")
         for what, tokens in (("prompt", self.prompt), ("prediction", self.prediction)):
             if not isinstance(tokens, tuple):
                 raise InvalidRequest(f"a {what} is a tuple of token ids, not {type(tokens).__name__}", param=what)

@@ -21,6 +21,7 @@ from paceline.config import EngineConfig
 from paceline.drafters.guard import Guard
 from paceline.engine.cost import CostModel
 from paceline.engine.pace import Pace
+from paceline.engine.population import Populations
 from paceline.engine.round_governor import PLAIN_FASTER, KnownRounds, RoundGovernor
 from paceline.engine.sequence import Sequence
 from paceline.engine.stats import Prices
@@ -60,6 +61,7 @@ class Governor:
         self._drafters = drafters
         self._lane_length = max_context + config.max_draft
         self._rounds = rounds
+        self._populations = Populations()
         self._limits: dict[tuple[str, int], int] = {}  # drafter, sequences → tokens of the longest draft
         self._enders: dict[str, bool] = {}  # drafter → whether it ends drafts itself
         self.in_rounds: RoundGovernor | None = None  # None: there is no device
@@ -197,16 +199,23 @@ class Governor:
 
     def learn(self, sequence: Sequence, *, drafter: str | None, drafted: int, accepted: int) -> None:
         if not self._config.fixed_draft:
-            output = len(sequence.tokens) - sequence.prompt_length
-            sequence.paces[drafter].learn(drafted, accepted, output_tokens=output, config=self._config)
+            output, pace = len(sequence.tokens) - sequence.prompt_length, sequence.paces[drafter]
+            if not pace.begun:
+                self._begin(pace, sequence, drafter)
+            pace.learn(drafted, accepted, output_tokens=output, config=self._config)
+            pace.population.learn(drafted, accepted)
             if self.in_rounds is not None:
-                self.in_rounds.others[drafter].learn(drafted, accepted)
                 self.in_rounds.judged.add(drafter)
+
+    def _begin(self, pace: Pace, sequence: Sequence, drafter: str | None) -> None:
+        """Let the pace of a sequence with a drafter start from past drafts."""
+        pace.begin(self._populations.of(drafter, sequence.request.kind))
 
     def forget(self, drafter: str) -> None:
         """Forget what is known of a drafter that was unloaded: another one may get its name."""
         self._limits = {key: limit for key, limit in self._limits.items() if key[0] != drafter}
         self._enders.pop(drafter, None)
+        self._populations.forget(drafter)
         self.cost.forget(drafter)
         if self.truth is not None:
             self.truth.forget(drafter)
@@ -226,7 +235,9 @@ class Governor:
                 detail = f"{length} tokens of context, and drafter {sequence.drafter} knows {lane}"
                 sequence.off = Off(OffKind.CONTEXT, detail)
             return 0
-        pace = sequence.pace
+        pace = sequence.paces[sequence.drafter]
+        if not pace.begun:
+            self._begin(pace, sequence, sequence.drafter)
         sequence.off = terms.off or self._reason_against(length, pace, length - sequence.prompt_length)
         if terms.guarded is not None and sequence.off is None and pace.skips():
             sequence.off = terms.guarded
@@ -239,10 +250,12 @@ class Governor:
             limit = min(limit, own)
         if not terms.ends_drafts and not self._config.fixed_draft:
             limit = min(limit, pace.length)
-        affordable = None if terms.entry is None else self._affordable(sequence, pace, terms.entry, terms.price)
-        if terms.guarded is not None and terms.entry is not None and affordable is None:
+        affordable = None if terms.entry is None else self._affordable(sequence, pace, terms)
+        if terms.guarded is not None and terms.entry is not None and (affordable is None or pace.doubted):
             affordable = 1  # a probe, for which others wait
-        return limit if affordable is None or (affordable and terms.ends_drafts) else min(limit, affordable)
+        if affordable is None or (affordable and terms.ends_drafts and not pace.doubted):
+            return limit
+        return min(limit, affordable)
 
     def _terms(self, drafter: str, guarded: Off | None, *, batch: int, by_cost: bool) -> Terms:
         guard, off, longest = self._drafters.get(drafter), guarded, self._longest(drafter, batch)
@@ -299,11 +312,13 @@ class Governor:
             self._enders[drafter] = bool(getattr(by, "ends_drafts", False))
         return self._enders[drafter]
 
-    def _affordable(self, sequence: Sequence, pace: Pace, entry: float, price: float) -> int | None:
+    def _affordable(self, sequence: Sequence, pace: Pace, terms: Terms) -> int | None:
         """Return the longest draft that pays; None: no limit. If none pays, pause the sequence and set its `off`."""
-        length = pace.affordable(entry=entry, price=price)
+        entry = terms.entry or 0.0
+        length = pace.affordable(entry=entry, price=terms.price, whole=terms.ends_drafts)
         if length == 0:
-            detail = f"paused: a drafted token was right with {pace.rate:.0%}, with {entry:.0%} it would pay"
+            chance = pace.chance(whole=terms.ends_drafts)
+            detail = f"paused: a drafted token was right with {chance:.0%}, with {entry:.0%} it would pay"
             self._pause(sequence, Off(OffKind.WOULD_NOT_PAY, detail))
         return length
 

@@ -381,6 +381,19 @@ def test_allowed_speculation(llm: LLM) -> None:
             assert error["param"] == f"speculation.{next(iter(options))}"
 
 
+def test_requests_say_what_kind_of_work_they_are(llm: LLM) -> None:
+    kinds = []
+    submit = llm.engine.submit
+    with serving(llm) as api, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            llm.engine, "submit", lambda request, **more: (kinds.append(request.kind), submit(request, **more))
+        )
+        api.chat(messages=[{"role": "user", "content": "Fix it:\n```\nx=1\n```"}])
+        api.chat(response_format={"type": "json_object"}, max_tokens=4)
+        api.chat(speculation={"enabled": False})
+    assert kinds == ["code", "json", None]
+
+
 def test_fields_that_are_not_sent_are_as_the_authors_advise(api: Api) -> None:
     texts = [
         api.chat(**fields)["choices"][0]["message"]["content"]
