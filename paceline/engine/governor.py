@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from paceline.config import EngineConfig
@@ -25,6 +26,7 @@ from paceline.engine.population import Populations
 from paceline.engine.round_governor import PLAIN_FASTER, KnownRounds, RoundGovernor
 from paceline.engine.sequence import Sequence
 from paceline.engine.stats import Prices
+from paceline.engine.targets import GRANTED_TOKENS, NO_GRANTS, Grants, grants_of
 from paceline.engine.truth import Truth
 from paceline.runner.rounds.protocol import Rounds
 from paceline.runner.rounds.traits import drafter_of, longest_draft
@@ -71,6 +73,8 @@ class Governor:
             )
         self.crowded = False  # too many sequences run in the latest step for any to draft
         self.copies_only = False  # in the latest step only tokens are drafted that are looked up
+        self.grants = NO_GRANTS  # what late requests are granted in the latest step
+        self.knows_late = False  # of a sequence that decodes it is known how late it is
         self.batch = 0  # decoding sequences of the latest step
         self._over = False  # and they are more than the user lets draft
         measures = config.measure_speedup and bool(drafters or (rounds is not None and rounds.drafters))
@@ -104,16 +108,23 @@ class Governor:
         self._over = most is not None and running > most
         if self._over:
             guarded = Off(OffKind.BATCH, f"{running} sequences run, more than max_draft_batch {most}")
-        self.crowded = guarded is not None
+        self.grants = NO_GRANTS
+        if self.knows_late and not (drawn or self._over):
+            self.grants = self._grant(sequences, guarded)
+        unguarded = self.grants.unguarded
+        self.crowded = guarded is not None and not unguarded
         self.copies_only = copies_only and not self._over and self.cost.prices_rows
         if drawn:
             return [0] * len(sequences)
         # Loops instead of comprehensions, and one test instead of a call: on a CPU caches are cold after a pass.
         resting, seconds = NOTHING_KNOWN if self.in_rounds is None else self.in_rounds.known(sequences)
-        terms: dict[str, Terms] = {}
+        terms_of_all: dict[str, Terms] = {}
+        terms_of_late: dict[str, Terms] = {}  # that are not guarded
         wishes = []
         for sequence in sequences:
-            drafter = sequence.drafter
+            drafter, terms, reason = sequence.drafter, terms_of_all, guarded
+            if unguarded and sequence.key in unguarded:
+                terms, reason = terms_of_late, None
             if (drafter is None or drafter in resting) and sequence.sampler.grammar is None:
                 wishes.append(0)
                 if drafter is not None:
@@ -121,7 +132,7 @@ class Governor:
                 continue
             if drafter is not None and drafter not in terms:
                 by_cost = drafter not in seconds
-                terms[drafter] = self._terms(drafter, guarded, batch=len(sequences), by_cost=by_cost)
+                terms[drafter] = self._terms(drafter, reason, batch=len(sequences), by_cost=by_cost)
             if drafter is not None and terms[drafter].off is not None and sequence.sampler.grammar is None:
                 wishes.append(0)
                 sequence.off = terms[drafter].off
@@ -138,6 +149,21 @@ class Governor:
                 detail = f"no room: {total} drafted tokens in a step of {len(wishes)} decoding sequences"
                 sequence.off = Off(OffKind.NO_ROOM, detail)
         return lengths
+
+    def _grant(self, sequences: Seq[Sequence], guarded: Off | None) -> Grants:
+        """Return what late requests are granted in this step. If that is more than others get, the step counts on no
+        side of the measured speed-up."""
+        self.knows_late = any(each.lateness for each in sequences)
+        if self._rounds is not None or not self._weighs_cost:
+            return NO_GRANTS
+        grants = grants_of(sequences, guarded=guarded is not None, slower=partial(self._slower, len(sequences)))
+        if grants.unguarded and self.truth is not None:
+            self.truth.side = None
+        return grants
+
+    def _slower(self, sequences: int, drafting: int) -> float:
+        """Return the share by which a step of `sequences` takes longer if some of them draft; 0: not measured."""
+        return (self.cost.doubling(sequences) or 0.0) * GRANTED_TOKENS * drafting / sequences
 
     def price(self, drafter: str) -> float:
         """Lowest probability of being right at which one more token is worth drafting; 0 if cost is not measured."""
@@ -238,6 +264,8 @@ class Governor:
         pace = sequence.paces[sequence.drafter]
         if not pace.begun:
             self._begin(pace, sequence, sequence.drafter)
+        if self.grants.worth and sequence.key in self.grants.worth:
+            terms = self._granted(terms, pace, key=sequence.key)
         sequence.off = terms.off or self._reason_against(length, pace, length - sequence.prompt_length)
         if terms.guarded is not None and sequence.off is None and pace.skips():
             sequence.off = terms.guarded
@@ -256,6 +284,22 @@ class Governor:
         if affordable is None or (affordable and terms.ends_drafts and not pace.doubted):
             return limit
         return min(limit, affordable)
+
+    def _granted(self, terms: Terms, pace: Pace, *, key: int) -> Terms:
+        """Return the terms of a late request: with lower prices, which may end a pause. `key`: of its sequence."""
+        worth = self.grants.worth[key]
+        if key in self.grants.unguarded:
+            terms = terms._replace(longest=min(terms.longest, GRANTED_TOKENS))
+        if terms.entry is None:
+            return terms
+        entry, reason = terms.entry / worth, pace.reason
+        if (
+            reason is not None
+            and reason.kind is OffKind.WOULD_NOT_PAY
+            and pace.chance(whole=terms.ends_drafts) >= entry
+        ):
+            pace.resume()
+        return terms._replace(entry=entry, price=terms.price / worth)
 
     def _terms(self, drafter: str, guarded: Off | None, *, batch: int, by_cost: bool) -> Terms:
         guard, off, longest = self._drafters.get(drafter), guarded, self._longest(drafter, batch)

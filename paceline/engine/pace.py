@@ -140,6 +140,10 @@ class Pace:
         self.length = FIRST_DRAFT
         self._probing = True
 
+    def resume(self) -> None:
+        """End the pause: what made drafts too dear has changed."""
+        self._resume_at, self._probing = 0, False
+
     def learn(self, drafted: int, accepted: int, *, output_tokens: int, config: EngineConfig) -> None:
         self._found += (1 - RECENT_DECAY) * ((drafted > 0) - self._found)
         self._unknown *= RECENT_DECAY
