@@ -30,6 +30,7 @@ from paceline.work_kinds import WorkKind, read_threshold
 
 MAX_LOGPROBS = 100  # alternatives to report for a token
 MAX_SAMPLES = 128  # answers to one prompt
+MAX_TARGET_TPOT = 600.0  # seconds
 MIN_TEMPERATURE = 1e-6  # a lower one takes logits / temperature out of the range of a float32
 
 
@@ -225,6 +226,7 @@ class Speculation:
     rule: Rule = Rule.COUPLED
     threshold: float | WorkKind | None = None  # for rules that take one; None: the rule's default
     p_min: float | None = None  # confidence below which a draft ends; None: the drafter's own limit
+    target_tpot: float | None = None  # seconds per output token after the first that are wanted; None: as few as can be
 
     @classmethod
     def of(cls, **options: Any) -> Self:
@@ -241,6 +243,8 @@ class Speculation:
             check_integer("max_draft", self.max_draft, 1, 1024)
         if self.p_min is not None:
             check_number("p_min", self.p_min, 0, 1)
+        if self.target_tpot is not None:
+            check_number("target_tpot", self.target_tpot, 0, MAX_TARGET_TPOT, open_low=True)
         if self.threshold is not None:
             object.__setattr__(self, "threshold", read_threshold(self.threshold))
             if self.rule.threshold is None:
@@ -281,8 +285,11 @@ class Request:
     pooling: str | None = None  # one of POOLINGS: the last event has the embedding of the prompt; None: it has none
     scores_from: int = 0  # first prompt token that `prompt_logprobs` score; those before it may come from the cache
     arm: Arm | None = None  # arm of a canary; None: the request is in none
+    kind: WorkKind | None = None  # kind of work, by which past drafts are told apart; None: not known
 
     def __post_init__(self) -> None:
+        if self.kind is WorkKind.AUTO:
+            raise InvalidRequest("the kind auto must be resolved to a kind of work first", param="kind")
         for what, tokens in (("prompt", self.prompt), ("prediction", self.prediction)):
             if not isinstance(tokens, tuple):
                 raise InvalidRequest(f"a {what} is a tuple of token ids, not {type(tokens).__name__}", param=what)
@@ -359,6 +366,19 @@ class SequenceStats:
     unmeasured: str | None = None  # why there is no speed-up
     arm: Arm | None = None  # arm of a canary that the request was in
     arm_speed: ArmSpeed | None = None  # speed at the batch size of most of its tokens; None: no arm, or too short
+    target_tpot: float | None = None  # wanted time per output token after the first; None: the request has no target
+
+    @property
+    def time_per_token(self) -> float | None:
+        """Time per output token after the first one; None: there is no other."""
+        rest = self.output_tokens - 1
+        return (self.time_total - self.time_to_first) / rest if rest > 0 else None
+
+    @property
+    def target_met(self) -> bool | None:
+        """True if the time per output token is within the request's target. None: it has no target, or one token."""
+        spent = self.time_per_token
+        return None if self.target_tpot is None or spent is None else spent <= self.target_tpot
 
     @property
     def off_reason(self) -> str | None:

@@ -1,6 +1,7 @@
 """Kinds of work, each with the threshold of lossy rules that suits it, and how a request's kind is detected.
 
-A kind is a preset and nothing else: the engine judges by the number behind it. `auto` stands for the kind that
+As a threshold a kind is a preset and nothing else: a rule judges by the number behind it. The engine tells past drafts
+apart by the kind of their requests (`engine.population`), on which no text depends. `auto` stands for the kind that
 `detect_kind` finds where a request is made; no request reaches an engine with it.
 """
 

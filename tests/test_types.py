@@ -203,6 +203,11 @@ def test_speculation() -> None:
     for p_min in (-0.1, 1.1, math.inf, "0.5"):
         with pytest.raises(InvalidRequest, match="p_min must be"):
             Speculation.of(p_min=p_min)
+    for target in (0, -0.04, 601, math.nan, "0.04", True):
+        with pytest.raises(InvalidRequest, match="target_tpot must be") as error:
+            Speculation.of(target_tpot=target)
+        assert error.value.param == "target_tpot"
+    assert Speculation.of(target_tpot=0.04).target_tpot == 0.04
     with pytest.raises(InvalidRequest, match="drafter must be a name") as error:
         Speculation(drafter=3)
     assert error.value.param == "drafter"

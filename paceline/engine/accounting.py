@@ -15,6 +15,7 @@ from paceline.engine.governor import Governor
 from paceline.engine.scheduler import Work
 from paceline.engine.stats import EngineStats
 from paceline.engine.stepper import Landing
+from paceline.engine.targets import lateness
 
 
 class Accounting:
@@ -107,6 +108,10 @@ class Accounting:
         counters, stats = sequence.counters, self._stats
         if counters.first_token is None:
             counters.first_token = self._clock()
+        target = sequence.request.speculation.target_tpot
+        if target is not None:
+            sequence.lateness = lateness(sequence, target=target, now=self._clock())
+            self._governor.knows_late = True
         counters.count_step(drafted, accepted)
         if work.draft.by is not None:
             counters.count_member(work.draft.by, drafted, accepted)

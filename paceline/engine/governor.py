@@ -15,15 +15,18 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from paceline.config import EngineConfig
 from paceline.drafters.guard import Guard
 from paceline.engine.cost import CostModel
 from paceline.engine.pace import Pace
+from paceline.engine.population import Populations
 from paceline.engine.round_governor import PLAIN_FASTER, KnownRounds, RoundGovernor
 from paceline.engine.sequence import Sequence
 from paceline.engine.stats import Prices
+from paceline.engine.targets import GRANTED_TOKENS, NO_GRANTS, Grants, grants_of
 from paceline.engine.truth import Truth
 from paceline.runner.rounds.protocol import Rounds
 from paceline.runner.rounds.traits import drafter_of, longest_draft
@@ -60,6 +63,7 @@ class Governor:
         self._drafters = drafters
         self._lane_length = max_context + config.max_draft
         self._rounds = rounds
+        self._populations = Populations()
         self._limits: dict[tuple[str, int], int] = {}  # drafter, sequences → tokens of the longest draft
         self._enders: dict[str, bool] = {}  # drafter → whether it ends drafts itself
         self.in_rounds: RoundGovernor | None = None  # None: there is no device
@@ -69,6 +73,8 @@ class Governor:
             )
         self.crowded = False  # too many sequences run in the latest step for any to draft
         self.copies_only = False  # in the latest step only tokens are drafted that are looked up
+        self.grants = NO_GRANTS  # what late requests are granted in the latest step
+        self.knows_late = False  # of a sequence that decodes it is known how late it is
         self.batch = 0  # decoding sequences of the latest step
         self._over = False  # and they are more than the user lets draft
         measures = config.measure_speedup and bool(drafters or (rounds is not None and rounds.drafters))
@@ -102,16 +108,23 @@ class Governor:
         self._over = most is not None and running > most
         if self._over:
             guarded = Off(OffKind.BATCH, f"{running} sequences run, more than max_draft_batch {most}")
-        self.crowded = guarded is not None
+        self.grants = NO_GRANTS
+        if self.knows_late and not (drawn or self._over):
+            self.grants = self._grant(sequences, guarded)
+        unguarded = self.grants.unguarded
+        self.crowded = guarded is not None and not unguarded
         self.copies_only = copies_only and not self._over and self.cost.prices_rows
         if drawn:
             return [0] * len(sequences)
         # Loops instead of comprehensions, and one test instead of a call: on a CPU caches are cold after a pass.
         resting, seconds = NOTHING_KNOWN if self.in_rounds is None else self.in_rounds.known(sequences)
-        terms: dict[str, Terms] = {}
+        terms_of_all: dict[str, Terms] = {}
+        terms_of_late: dict[str, Terms] = {}  # that are not guarded
         wishes = []
         for sequence in sequences:
-            drafter = sequence.drafter
+            drafter, terms, reason = sequence.drafter, terms_of_all, guarded
+            if unguarded and sequence.key in unguarded:
+                terms, reason = terms_of_late, None
             if (drafter is None or drafter in resting) and sequence.sampler.grammar is None:
                 wishes.append(0)
                 if drafter is not None:
@@ -119,7 +132,7 @@ class Governor:
                 continue
             if drafter is not None and drafter not in terms:
                 by_cost = drafter not in seconds
-                terms[drafter] = self._terms(drafter, guarded, batch=len(sequences), by_cost=by_cost)
+                terms[drafter] = self._terms(drafter, reason, batch=len(sequences), by_cost=by_cost)
             if drafter is not None and terms[drafter].off is not None and sequence.sampler.grammar is None:
                 wishes.append(0)
                 sequence.off = terms[drafter].off
@@ -136,6 +149,21 @@ class Governor:
                 detail = f"no room: {total} drafted tokens in a step of {len(wishes)} decoding sequences"
                 sequence.off = Off(OffKind.NO_ROOM, detail)
         return lengths
+
+    def _grant(self, sequences: Seq[Sequence], guarded: Off | None) -> Grants:
+        """Return what late requests are granted in this step. If that is more than others get, the step counts on no
+        side of the measured speed-up."""
+        self.knows_late = any(each.lateness for each in sequences)
+        if self._rounds is not None or not self._weighs_cost:
+            return NO_GRANTS
+        grants = grants_of(sequences, guarded=guarded is not None, slower=partial(self._slower, len(sequences)))
+        if grants.unguarded and self.truth is not None:
+            self.truth.side = None
+        return grants
+
+    def _slower(self, sequences: int, drafting: int) -> float:
+        """Return the share by which a step of `sequences` takes longer if some of them draft; 0: not measured."""
+        return (self.cost.doubling(sequences) or 0.0) * GRANTED_TOKENS * drafting / sequences
 
     def price(self, drafter: str) -> float:
         """Lowest probability of being right at which one more token is worth drafting; 0 if cost is not measured."""
@@ -201,16 +229,23 @@ class Governor:
 
     def learn(self, sequence: Sequence, *, drafter: str | None, drafted: int, accepted: int) -> None:
         if not self._config.fixed_draft:
-            output = len(sequence.tokens) - sequence.prompt_length
-            sequence.paces[drafter].learn(drafted, accepted, output_tokens=output, config=self._config)
+            output, pace = len(sequence.tokens) - sequence.prompt_length, sequence.paces[drafter]
+            if not pace.begun:
+                self._begin(pace, sequence, drafter)
+            pace.learn(drafted, accepted, output_tokens=output, config=self._config)
+            pace.population.learn(drafted, accepted)
             if self.in_rounds is not None:
-                self.in_rounds.others[drafter].learn(drafted, accepted)
                 self.in_rounds.judged.add(drafter)
+
+    def _begin(self, pace: Pace, sequence: Sequence, drafter: str | None) -> None:
+        """Let the pace of a sequence with a drafter start from past drafts."""
+        pace.begin(self._populations.of(drafter, sequence.request.kind))
 
     def forget(self, drafter: str) -> None:
         """Forget what is known of a drafter that was unloaded: another one may get its name."""
         self._limits = {key: limit for key, limit in self._limits.items() if key[0] != drafter}
         self._enders.pop(drafter, None)
+        self._populations.forget(drafter)
         self.cost.forget(drafter)
         if self.truth is not None:
             self.truth.forget(drafter)
@@ -230,7 +265,11 @@ class Governor:
                 detail = f"{length} tokens of context, and drafter {sequence.drafter} knows {lane}"
                 sequence.off = Off(OffKind.CONTEXT, detail)
             return 0
-        pace = sequence.pace
+        pace = sequence.paces[sequence.drafter]
+        if not pace.begun:
+            self._begin(pace, sequence, sequence.drafter)
+        if self.grants.worth and sequence.key in self.grants.worth:
+            terms = self._granted(terms, pace, key=sequence.key)
         sequence.off = terms.off or self._reason_against(length, pace, length - sequence.prompt_length)
         if terms.guarded is not None and sequence.off is None and pace.skips():
             sequence.off = terms.guarded
@@ -243,10 +282,28 @@ class Governor:
             limit = min(limit, own)
         if not terms.ends_drafts and not self._config.fixed_draft:
             limit = min(limit, pace.length)
-        affordable = None if terms.entry is None else self._affordable(sequence, pace, terms.entry, terms.price)
-        if terms.guarded is not None and terms.entry is not None and affordable is None:
+        affordable = None if terms.entry is None else self._affordable(sequence, pace, terms)
+        if terms.guarded is not None and terms.entry is not None and (affordable is None or pace.doubted):
             affordable = 1  # a probe, for which others wait
-        return limit if affordable is None or (affordable and terms.ends_drafts) else min(limit, affordable)
+        if affordable is None or (affordable and terms.ends_drafts and not pace.doubted):
+            return limit
+        return min(limit, affordable)
+
+    def _granted(self, terms: Terms, pace: Pace, *, key: int) -> Terms:
+        """Return the terms of a late request: with lower prices, which may end a pause. `key`: of its sequence."""
+        worth = self.grants.worth[key]
+        if key in self.grants.unguarded:
+            terms = terms._replace(longest=min(terms.longest, GRANTED_TOKENS))
+        if terms.entry is None:
+            return terms
+        entry, reason = terms.entry / worth, pace.reason
+        if (
+            reason is not None
+            and reason.kind is OffKind.WOULD_NOT_PAY
+            and pace.chance(whole=terms.ends_drafts) >= entry
+        ):
+            pace.resume()
+        return terms._replace(entry=entry, price=terms.price / worth)
 
     def _terms(self, drafter: str, guarded: Off | None, *, batch: int, by_cost: bool) -> Terms:
         guard, off, longest = self._drafters.get(drafter), guarded, self._longest(drafter, batch)
@@ -303,11 +360,13 @@ class Governor:
             self._enders[drafter] = bool(getattr(by, "ends_drafts", False))
         return self._enders[drafter]
 
-    def _affordable(self, sequence: Sequence, pace: Pace, entry: float, price: float) -> int | None:
+    def _affordable(self, sequence: Sequence, pace: Pace, terms: Terms) -> int | None:
         """Return the longest draft that pays; None: no limit. If none pays, pause the sequence and set its `off`."""
-        length = pace.affordable(entry=entry, price=price)
+        entry = terms.entry or 0.0
+        length = pace.affordable(entry=entry, price=terms.price, whole=terms.ends_drafts)
         if length == 0:
-            detail = f"paused: a drafted token was right with {pace.rate:.0%}, with {entry:.0%} it would pay"
+            chance = pace.chance(whole=terms.ends_drafts)
+            detail = f"paused: a drafted token was right with {chance:.0%}, with {entry:.0%} it would pay"
             self._pause(sequence, Off(OffKind.WOULD_NOT_PAY, detail))
         return length
 

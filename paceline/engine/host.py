@@ -110,10 +110,12 @@ class HostStepper:
             self._asked.pop((name, sequence.key), None)
 
     def _draft(self, plan: StepPlan) -> dict[str, float]:
-        """Ask each drafter once for all its sequences, and write the drafts behind the committed tokens. Tokens that a
-        grammar forces are a draft of their own, without a drafter. Returns the seconds of each drafter's call."""
+        """Ask each drafter once for all its sequences, and write the drafts behind the committed tokens. Late requests
+        that draft although their batch must not are asked for apart: others may only copy. Tokens that a grammar forces
+        are a draft of their own, without a drafter. Returns the seconds of each drafter's calls."""
         spent: dict[str, float] = {}
-        asking: dict[str, list[Work]] = {}
+        asking: dict[tuple[str, bool], list[Work]] = {}
+        unguarded = self._governor.grants.unguarded
         for work in plan.works:
             if not work.max_draft:
                 continue
@@ -122,14 +124,15 @@ class HostStepper:
                 work.forced = True
                 self._attach(work, Draft(tokens=forced))
             elif self._drafters.may_ask(work):
-                asking.setdefault(work.drafter or "", []).append(work)
-        for name, works in asking.items():
+                asking.setdefault((work.drafter or "", work.sequence.key in unguarded), []).append(work)
+        for (name, _), works in asking.items():
             began = self._clock()
             drafts = self._drafters.guards[name].propose(self._drafters.asks(name, works))
-            spent[name] = self._clock() - began
+            seconds = self._clock() - began
+            spent[name] = spent.get(name, 0.0) + seconds
             in_step = [self._is_in_step(name, work.sequence) for work in works]
             if all(in_step):
-                self._learn_cost(name, drafts, seconds=spent[name])
+                self._learn_cost(name, drafts, seconds=seconds)
             for work, draft, knew in zip(works, drafts, in_step, strict=True):
                 grammar = work.sequence.sampler.grammar
                 self._attach(work, draft if grammar is None else follow_grammar(draft, grammar, limit=work.max_draft))

@@ -84,14 +84,21 @@ class HostDrafters:
     def asks(self, name: str, works: Seq[Work]) -> list[Ask]:
         """Ask a drafter for a draft after the committed tokens of each work, which is as long as the step can verify
         behind what is in flight. A predicted text goes on behind an edit."""
-        governor, guard = self._governor, self.guards[name]
-        beside = governor.batch if governor.copies_only else len(works)  # rows that the pass has anyway
+        governor, guard, grants = self._governor, self.guards[name], self._governor.grants
+        beside = governor.batch if governor.copies_only or grants.unguarded else len(works)  # rows of the pass anyway
         row_prices = governor.row_prices(beside) if guard.ends_drafts else ()
         prices = governor.price(name), governor.row_price, row_prices, governor.plain_speed, governor.plain_share
         spare = SPARE_OFFERED if guard.needs_prediction and not self._waits else 0
         states = [work.sequence.in_flight for work in works]
         lengths = [state.most + work.max_draft + spare for state, work in zip(states, works, strict=True)]
-        return [self._ask(work.sequence, length, *prices) for work, length in zip(works, lengths, strict=True)]
+        if not grants.worth:
+            return [self._ask(work.sequence, length, *prices) for work, length in zip(works, lengths, strict=True)]
+        apart = works[0].sequence.key in grants.unguarded  # all of the works are
+        asks = []
+        for work, length in zip(works, lengths, strict=True):
+            worth = grants.worth.get(work.sequence.key, 1.0)
+            asks.append(self._ask(work.sequence, length, *_divided(*prices, worth=worth, apart=apart)))
+        return asks
 
     def _ask(
         self,
@@ -122,7 +129,7 @@ class HostDrafters:
             matched=0 if trail is None else trail.matched,
             alone=len(sequence.drafters) == 1,
             salt=sequence.request.cache_salt,
-            copies_only=self._governor.copies_only,
+            copies_only=self._governor.copies_only and sequence.key not in self._governor.grants.unguarded,
         )
 
     def observe(self, works: Seq[Work]) -> None:
@@ -224,3 +231,19 @@ def _verified(work: Work, output: Output) -> Verified:
     sequence, rows = work.sequence, slice(work.root, work.root + 1 + len(work.draft.tokens))
     token, best = sequence.tokens[work.start + work.count - 1], output.argmax[rows].tolist()
     return Verified(sequence.key, sequence.request.cache_salt, token, work.draft, output.logits[rows], best)
+
+
+def _divided(
+    price: float,
+    row_price: float,
+    row_prices: tuple[float, ...],
+    plain_speed: float,
+    plain_share: float,
+    *,
+    worth: float,
+    apart: bool,
+) -> tuple[float, float, tuple[float, ...], float, float]:
+    """Return prices and speeds for a request of this worth. `apart`: no other request is asked for in the same call,
+    so that what the call costs may be weighed against this one's speed."""
+    rows = tuple([each / worth for each in row_prices])
+    return price / worth, row_price / worth, rows, plain_speed / worth if apart else plain_speed, plain_share

@@ -15,7 +15,6 @@ from statistics import linear_regression
 from typing import NamedTuple
 
 from paceline.engine.host_times import HostTimes
-from paceline.engine.pace import Others
 from paceline.engine.rests import MAX_REST, PLAIN, Chance, Rests, Trials, rest_after, speeds
 from paceline.engine.sequence import Sequence
 from paceline.runner.rounds.protocol import Rounds
@@ -48,7 +47,6 @@ class RoundGovernor:
         `longest`: tokens of a drafter's longest draft for one of so many sequences."""
         self.host = HostTimes()
         self.judged: set[str | None] = set()  # drafters with drafts that were judged since the last step was planned
-        self.others: defaultdict[str | None, Others] = defaultdict(Others)  # by drafter
         self._rounds = rounds
         self._max_draft = max_draft
         self._weighs = weighs
@@ -185,8 +183,8 @@ class RoundGovernor:
         return [min(wish, length) if mine else wish for wish, mine in zip(wishes, own, strict=True)]
 
     def _best_length(self, sequences: Seq[Sequence], wishes: Seq[int], drafter: str, seconds: list[float]) -> int:
-        others, pairs = self.others[drafter], [*zip(sequences, wishes, strict=True)]
-        chances = [Chance(*s.pace.recent(others), wish) if wish else PLAIN for s, wish in pairs]
+        pairs = [*zip(sequences, wishes, strict=True)]
+        chances = [Chance(*s.pace.recent(), wish) if wish else PLAIN for s, wish in pairs]
         batch = len(sequences)
         speed = speeds(chances, seconds, self._levels(drafter, batch))
         length = speed.index(max(speed)) if max(speed) > WORTHWHILE * speed[0] else 0

@@ -49,6 +49,7 @@ class Sequence:
     span: Span | None = None
     in_flight: InFlight = field(default_factory=InFlight)
     caution: Caution | None = None  # of a sequence with a grammar that runs on a device
+    lateness: float = 0.0  # time per output token by the request's target, above 1: late; 0: no target, or not known
     finish: Finish | None = None
     stopped_by: str | int | None = None
     error: str | None = None  # error of this sequence alone
@@ -169,4 +170,5 @@ class Sequence:
             unmeasured=unmeasured,
             arm=self.request.arm,
             arm_speed=max(c.arm_speeds.values(), key=lambda speed: speed.tokens, default=None),
+            target_tpot=self.request.speculation.target_tpot,
         )

@@ -99,8 +99,11 @@ def _changed(speculation: Speculation) -> dict[str, Any]:
     """Return the fields that differ from the usual ones, as JSON has them."""
     usual = Speculation()
     given = {field.name: getattr(speculation, field.name) for field in fields(speculation)}
-    return {
+    changed = {
         name: str(value) if name in ("rule", "threshold") and not isinstance(value, float) else value
         for name, value in given.items()
         if value != getattr(usual, name)
     }
+    if speculation.target_tpot is not None:
+        changed["target_tpot_ms"] = 1000 * changed.pop("target_tpot")
+    return changed

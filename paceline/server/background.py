@@ -50,7 +50,8 @@ class ServedModel:
         """Yield events as they come. Closing the iterator early aborts the request. Raises as `LLM.stream` does."""
         tokens, structured = tuple(prompt), sampling.grammar is not None
         asked = self._bridge.llm.resolved(speculation, [tokens], structured=structured)
-        request = Request(id=next(self._ids), prompt=tokens, sampling=sampling, speculation=asked)
+        kind = self._bridge.llm.drafted_kind(tokens, asked, structured=structured)
+        request = Request(id=next(self._ids), prompt=tokens, sampling=sampling, speculation=asked, kind=kind)
         return self._events(self._await(self._submit(request)))
 
     def _events(self, stream: Stream) -> Iterator[TokenEvent]:

@@ -32,6 +32,7 @@ FIELDS = {
     "allowed_tokens": "allowed_token_ids",
     "include_stop": "include_stop_str_in_output",
     **{name: f"speculation.{name}" for name in ("enabled", "drafter", "max_draft", "rule", "threshold", "p_min")},
+    "target_tpot": "speculation.target_tpot_ms",
 }
 PROMPT_FIELDS = {  # path → field; others: prompt
     "/v1/chat/completions": "messages",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+from operator import mul
+
 import pytest
 
 from paceline.config import EngineConfig
@@ -84,12 +87,16 @@ def test_an_affordable_draft_ends_before_its_last_token_is_too_unlikely() -> Non
     pace = Pace()
     assert pace.affordable(entry=0.9, price=0.9) is None  # nothing known yet
     for _ in range(30):
-        pace.learn(4, 3, output_tokens=0, config=CONFIG)  # three of four judged tokens are right
+        pace.learn(4, 3, output_tokens=0, config=CONFIG)
+        pace.learn(4, 0, output_tokens=0, config=CONFIG)  # half of the first tokens, all behind them
+    first = pace.chance(whole=False)
+    assert 0.4 < first < 0.6
     length = pace.affordable(entry=0.1, price=0.3)
     assert length is not None
-    assert pace.rate**length >= 0.3 > pace.rate ** (length + 1)
+    paths = [*accumulate(pace.survival(length + 1), mul)]
+    assert paths[length - 1] >= 0.3 > paths[length]
     assert pace.affordable(entry=0.1, price=0.99) == 1
-    assert pace.affordable(entry=pace.rate + 0.01, price=0.99) == 0
+    assert pace.affordable(entry=first + 0.01, price=0.99) == 0
     assert pace.affordable(entry=0.0, price=0.0) is None
 
 

@@ -202,6 +202,8 @@ def test_bodies() -> None:
     assert path == "/v1/completions"
     assert body["response_format"] == {"type": "json_object"}
     assert body["speculation"] == {"rule": "rejection", "max_draft": 3}
+    _, body = gen_body(Gen("a", {}, Speculation(target_tpot=0.04)), Prompt("abc"), seed=1)
+    assert body["speculation"] == {"target_tpot_ms": 40.0}
     calls = Grammar.calls(Grammar.regex("a"), marks=None)
     with pytest.raises(InvalidRequest, match="a grammar of kind calls cannot be asked of a Remote"):
         gen_body(Gen("a", {"grammar": calls}, Speculation()), Prompt("abc"), seed=1)

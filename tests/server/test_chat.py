@@ -381,6 +381,35 @@ def test_allowed_speculation(llm: LLM) -> None:
             assert error["param"] == f"speculation.{next(iter(options))}"
 
 
+def test_an_answer_says_whether_its_latency_target_was_met(api: Api) -> None:
+    def told(**options: Any) -> tuple[Any, Any, str]:
+        answer = api.chat(speculation=options, max_tokens=12, temperature=0)
+        found = answer["speculation"]
+        assert found["tpot_ms"] > 0
+        return found["target_tpot_ms"], found["target_met"], answer["choices"][0]["message"]["content"]
+
+    text = told()[2]
+    assert told(target_tpot_ms=600_000) == (600_000, True, text)
+    assert told(target_tpot_ms=1e-6, drafter="ngram") == (1e-6, False, text)
+    assert told(target_tpot_ms=1e-6, enabled=False) == (1e-6, False, text)
+    assert told() == (None, None, text)
+    short = api.chat(speculation={"target_tpot_ms": 40}, max_tokens=1)["speculation"]
+    assert (short["tpot_ms"], short["target_met"]) == (None, None)
+
+
+def test_requests_say_what_kind_of_work_they_are(llm: LLM) -> None:
+    kinds = []
+    submit = llm.engine.submit
+    with serving(llm) as api, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            llm.engine, "submit", lambda request, **more: (kinds.append(request.kind), submit(request, **more))
+        )
+        api.chat(messages=[{"role": "user", "content": "Fix it:\n```\nx=1\n```"}])
+        api.chat(response_format={"type": "json_object"}, max_tokens=4)
+        api.chat(speculation={"enabled": False})
+    assert kinds == ["code", "json", None]
+
+
 def test_fields_that_are_not_sent_are_as_the_authors_advise(api: Api) -> None:
     texts = [
         api.chat(**fields)["choices"][0]["message"]["content"]

@@ -317,6 +317,10 @@ def test_a_prompt_that_does_not_fit(api: Api, path: str, field: str, value: Any)
         ("p_min", -0.1),
         ("p_min", 1.5),
         ("p_min", True),
+        ("target_tpot_ms", 0),
+        ("target_tpot_ms", -40),
+        ("target_tpot_ms", 600_001),
+        ("target_tpot_ms", "40"),
     ],
 )
 def test_speculation(api: Api, name: str, value: Any) -> None:

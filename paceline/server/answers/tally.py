@@ -203,6 +203,7 @@ def speculation_stats(all_stats: Sequence[SequenceStats], asked: Speculation) ->
         sum(s.accepted_by_position[i] for s in all_stats if i < len(s.accepted_by_position)) for i in range(longest)
     ]
     reasons = dict.fromkeys(s.off_reason for s in all_stats if s.off_reason is not None)
+    met = [s.target_met for s in all_stats if s.target_met is not None]
     return SpeculationStats(
         enabled=asked.enabled,
         drafter=next((s.drafter for s in all_stats if s.drafter is not None), None),
@@ -223,12 +224,19 @@ def speculation_stats(all_stats: Sequence[SequenceStats], asked: Speculation) ->
         time_verify=sum(s.time_verify for s in all_stats),
         time_to_first_token=min((s.time_to_first for s in all_stats), default=0.0),
         time_total=max((s.time_total for s in all_stats), default=0.0),
+        target_tpot_ms=None if asked.target_tpot is None else _milliseconds(asked.target_tpot),
+        tpot_ms=max((_milliseconds(s.time_per_token) for s in all_stats if s.time_per_token is not None), default=None),
+        target_met=all(met) if met else None,
         pauses=sum(s.pauses for s in all_stats),
         preemptions=sum(s.preemptions for s in all_stats),
         off_reason="; ".join(reasons) or None,
         speedup=shown(all_stats[-1].speedup) if all_stats else None,
         speedup_note=all_stats[-1].unmeasured if all_stats else None,
     )
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(seconds * 1000, 6)
 
 
 def _members(all_stats: Sequence[SequenceStats]) -> dict[str, MemberStats]:

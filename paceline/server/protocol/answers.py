@@ -122,6 +122,9 @@ class SpeculationStats(BaseModel):
     time_verify: float
     time_to_first_token: float
     time_total: float
+    target_tpot_ms: float | None = Field(description="wanted time per output token after the first; null: no target")
+    tpot_ms: float | None = Field(description="that time, of the slowest choice; null: no choice has a second token")
+    target_met: bool | None = Field(description="whether every choice kept to the target; null: nothing to compare")
     pauses: int
     preemptions: int
     off_reason: str | None = Field(description="why the last step that could have drafted did not")

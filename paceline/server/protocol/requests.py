@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field
 from paceline.chat.tools import MAX_TOOLS
 from paceline.checks import MAX_STOPS
 from paceline.rules import BUILT_IN
-from paceline.types import MAX_LOGPROBS, MAX_SAMPLES
+from paceline.types import MAX_LOGPROBS, MAX_SAMPLES, MAX_TARGET_TPOT
 from paceline.work_kinds import WorkKind
 
 MAX_BIASES = 10_000  # entries of logit_bias
@@ -101,6 +101,11 @@ class SpeculationOptions(RequestPart):
         maximum=1,
     )
     p_min: float | None = within("a draft ends once its drafter believes less in it", minimum=0, maximum=1)
+    target_tpot_ms: float | None = within(
+        "time per output token after the first that is wanted, in milliseconds; it changes no text",
+        exclusiveMinimum=0,
+        maximum=MAX_TARGET_TPOT * 1000,
+    )
 
 
 class ContentPart(RequestPart):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from paceline.checks import check_number
 from paceline.errors import InvalidRequest
 from paceline.rules import Rule
 from paceline.server.protocol.requests import SpeculationOptions
 from paceline.server.settings import Settings
-from paceline.types import Speculation
+from paceline.types import MAX_TARGET_TPOT, Speculation
 from paceline.work_kinds import WorkKind
 
 
@@ -28,10 +29,20 @@ def read_speculation(
         rule=rule,
         threshold=_threshold(options, rule, settings),
         p_min=options.p_min,
+        target_tpot=_target(options),
     )
     made = resolve(asked)
     _check_threshold(made, settings, automatic=asked.threshold is WorkKind.AUTO)
     return made
+
+
+def _target(options: SpeculationOptions) -> float | None:
+    """Read the wanted time per output token, in seconds."""
+    given = options.target_tpot_ms
+    if given is None:
+        return None
+    check_number("target_tpot_ms", given, 0, MAX_TARGET_TPOT * 1000, open_low=True, param="speculation.target_tpot_ms")
+    return given / 1000
 
 
 def _threshold(options: SpeculationOptions, rule: Rule, settings: Settings) -> float | str | None:

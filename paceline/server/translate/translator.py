@@ -354,6 +354,7 @@ class Translator:
                 tenant=self.tenant,
                 deadline=self.settings.request_timeout,
                 prediction=prediction,
+                kind=self.llm.drafted_kind(prompt, speculation, structured=structured),
             )
             for i, prompt in enumerate(prompts)
         )
