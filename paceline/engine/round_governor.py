@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from statistics import linear_regression
 from typing import NamedTuple
 
+from paceline.engine.copies import Copies
 from paceline.engine.host_times import HostTimes
 from paceline.engine.pace import Others
 from paceline.engine.rests import MAX_REST, PLAIN, Chance, Rests, Trials, rest_after, speeds
@@ -49,6 +50,7 @@ class RoundGovernor:
         self.host = HostTimes()
         self.judged: set[str | None] = set()  # drafters with drafts that were judged since the last step was planned
         self.others: defaultdict[str | None, Others] = defaultdict(Others)  # by drafter
+        self.copies = Copies(rounds)
         self._rounds = rounds
         self._max_draft = max_draft
         self._weighs = weighs
@@ -185,11 +187,16 @@ class RoundGovernor:
         return [min(wish, length) if mine else wish for wish, mine in zip(wishes, own, strict=True)]
 
     def _best_length(self, sequences: Seq[Sequence], wishes: Seq[int], drafter: str, seconds: list[float]) -> int:
-        others, pairs = self.others[drafter], [*zip(sequences, wishes, strict=True)]
+        others = self.others[drafter]
+        following = self.copies.followers(sequences)
+        wishes = [0 if follows else wish for wish, follows in zip(wishes, following, strict=True)]
+        pairs = [*zip(sequences, wishes, strict=True)]
         chances = [Chance(*s.pace.recent(others), wish) if wish else PLAIN for s, wish in pairs]
         batch = len(sequences)
         speed = speeds(chances, seconds, self._levels(drafter, batch))
         length = speed.index(max(speed)) if max(speed) > WORTHWHILE * speed[0] else 0
+        if not length and any(following):  # the others decode plainly until these texts repeat no longer
+            return self._plain(pairs)
         tried = self._trials.end(drafter, pays=length > 0)
         self._best[drafter] = Best(length, batch, min(batch // LOOK_SEQUENCES, MAX_KEPT), seconds)
         if length:
@@ -198,9 +205,15 @@ class RoundGovernor:
             return length
         begins, length = drafter not in self._rests, self._probe(drafter, wishes, speed, seconds, tried=tried)
         for sequence in (sequence for sequence, wish in pairs if wish):
-            sequence.off = PLAIN_FASTER
             sequence.pace.pauses += begins
+        self._plain(pairs)
         return length
+
+    def _plain(self, pairs: Seq[tuple[Sequence, int]]) -> int:
+        """Say why the sequences that wish for a draft get none; returns its length."""
+        for sequence in (sequence for sequence, wish in pairs if wish):
+            sequence.off = PLAIN_FASTER
+        return 0
 
     def _probe(self, drafter: str, wishes: Seq[int], speed: Seq[float], seconds: Seq[float], *, tried: int) -> int:
         """Return the draft length of a probe before a rest, the fastest but 0. No probe (0) if the drafter rests

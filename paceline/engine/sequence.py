@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from paceline.drafters.prediction import Trail
 from paceline.engine.caution import Caution
+from paceline.engine.copying import Copying
 from paceline.engine.in_flight import InFlight
 from paceline.engine.pace import Pace
 from paceline.engine.pooling import Pool
@@ -49,6 +50,7 @@ class Sequence:
     span: Span | None = None
     in_flight: InFlight = field(default_factory=InFlight)
     caution: Caution | None = None  # of a sequence with a grammar that runs on a device
+    copying: Copying | None = None  # of a sequence that a portfolio on a device drafts for
     finish: Finish | None = None
     stopped_by: str | int | None = None
     error: str | None = None  # error of this sequence alone

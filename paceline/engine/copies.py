@@ -1,0 +1,110 @@
+"""Copies in the rounds of a device: who is looked for, how far, and when a network rests because texts repeat.
+
+The governor decides how long the drafts of a portfolio's network are. Here each sequence gets a copy beside that. Where
+all texts of a batch have repeated for a while, the round goes without the network. Where the network rests because
+plain rounds are faster, copies go on for the sequences in which the last one was right. The others are looked at now
+and then (`engine.copying`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
+
+from paceline.accept.registry import in_use
+from paceline.engine.copying import FOLLOWED_TOKENS, Copying, Experience
+from paceline.engine.sequence import Sequence
+from paceline.runner.rounds.protocol import Landed, Rounds
+from paceline.runner.rounds.traits import copies_alone, longest_copy
+from paceline.types import OffKind
+
+if TYPE_CHECKING:
+    from paceline.engine.scheduler import Work
+
+LOOK_ROUNDS = 16  # rounds of a network's rest after which all its sequences are looked at
+WITHOUT_NETWORK = frozenset({OffKind.PLAIN_FASTER, OffKind.LOW_ACCEPTANCE, OffKind.WOULD_NOT_PAY})
+LOOKUP = "ngram"  # by which statistics name what was copied
+
+
+class Copies:
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
+        self._everyone = Experience()
+        self._resting: Counter[str] = Counter()  # drafter → rounds in a row in which its network drafted for nobody
+
+    def plan(self, sequences: Seq[Sequence], wishes: list[int], useful: Callable[[Sequence], int]) -> list[int]:
+        """Return the wishes with room for copies. `wishes`: tokens that networks may draft; `useful`: tokens of a
+        sequence's draft, at most."""
+        for drafter in dict.fromkeys([s.drafter for s in sequences]):
+            if drafter is not None and longest_copy(self._rounds.drafters.get(drafter)):
+                wishes = self._plan(drafter, sequences, wishes, useful)
+        return wishes
+
+    def _plan(
+        self, drafter: str, sequences: Seq[Sequence], wishes: list[int], useful: Callable[[Sequence], int]
+    ) -> list[int]:
+        by, mine = self._rounds.drafters[drafter], []
+        for i, sequence in enumerate(sequences):
+            if sequence.drafter == drafter:
+                mine.append((i, sequence, wishes[i], sequence.copying or self._begin(sequence)))
+        drafting, alone = [state for _, _, wish, state in mine if wish], copies_alone(by)
+        followed = alone and drafting and min([state.followed for state in drafting]) >= FOLLOWED_TOKENS
+        self._resting[drafter] = 0 if drafting else self._resting[drafter] + 1
+        looks = self._resting[drafter] % LOOK_ROUNDS == 0
+        most, lengths = min(longest_copy(by), self._rounds.max_draft), [*wishes]
+        for i, sequence, wish, state in mine:
+            state.passes, state.max_copy = 0 if followed else wish, 0
+            state.sure = state.bar if state.passes else state.lone_bar
+            if wish or (alone and (looks or state.hopes) and _may_copy(sequence)):
+                room = min(useful(sequence), most) if alone else wish
+                state.max_copy = max(min(state.length, room), 0)
+                lengths[i] = max(state.passes, state.max_copy)
+            if lengths[i]:
+                sequence.off = None
+        return lengths
+
+    def share(self, works: Seq[Work], drafter: str | None) -> None:
+        """Divide the drafts of works among network and lookup, if `drafter`, which drafts in their step, has both."""
+        for work in works if self.knows(drafter) else ():
+            state, most = work.sequence.copying, work.max_draft
+            if most and work.drafter == drafter and state is not None:
+                work.by_network = min(most, state.passes)
+                if state.allowed:
+                    work.max_copy, work.sure = min(most, state.max_copy), state.sure
+
+    def knows(self, drafter: str | None) -> bool:
+        """Return whether a drafter copies beside its network."""
+        return longest_copy(self._rounds.drafters.get(drafter or "")) > 0
+
+    def learn(self, work: Work, landed: Landed) -> None:
+        """Learn from the outcome of a work with a match, before its tokens are committed, and say who has drafted."""
+        state, match, drafter = work.sequence.copying, landed.match, work.drafter
+        if state is None or match is None or drafter is None:
+            return
+        state.learn(work.sequence.tokens, landed, self._everyone, network=work.by_network > 0)
+        work.copied = match.copied
+        if landed.drafted:
+            work.member = LOOKUP if match.copied else str(getattr(self._rounds.drafters[drafter], "network", drafter))
+
+    def followers(self, sequences: Collection[Sequence]) -> list[bool]:
+        """Tell for each sequence whether its text repeats, so that a network is of no use to it."""
+        return [s.copying is not None and s.copying.followed >= FOLLOWED_TOKENS for s in sequences]
+
+    def _begin(self, sequence: Sequence) -> Copying:
+        sequence.copying = Copying(allowed=_takes_copies(sequence))
+        sequence.copying.set_bars(self._everyone)
+        return sequence.copying
+
+
+def _may_copy(sequence: Sequence) -> bool:
+    """Return whether copies may be drafted where the network is not asked."""
+    return sequence.off is not None and sequence.off.kind in WITHOUT_NETWORK
+
+
+def _takes_copies(sequence: Sequence) -> bool:
+    """Return whether the rule of a sequence judges copies as it judges the network's drafts: one that wants
+    distributions or confidence would not."""
+    rule = in_use(sequence.request.speculation.rule)
+    return not (rule.wants_confidence or (rule.wants_probs and not sequence.sampler.greedy))

@@ -1,0 +1,145 @@
+"""Copies of a portfolio whose network does not pay, or need not draft: by a device without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from paceline.engine.copies import LOOK_ROUNDS
+from paceline.runner.rounds.protocol import Chunk, Landed, Match, Seat, Ticket
+from tests.stub_rounds import TOKEN, Clock, Stub, StubRounds, engine_with, submit
+
+MILLISECOND = 1e-3
+
+
+class PortfolioStub(Stub):
+    """A network with a head, and copies beside it."""
+
+    max_copy, network, max_draft, taps, ends_drafts = 4, "head", 4, (1,), True
+
+
+@dataclass
+class CopyingRounds(StubRounds):
+    """A pass of the network takes as long as `dear` plain rounds. Texts repeat, or they do not."""
+
+    repeats: bool = True
+    dear: float = 1.0
+    seats: list[Sequence[Seat]] = field(default_factory=list)
+
+    def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], **options: Any) -> Ticket:
+        self.seats.append(seats)
+        return super().launch(chunks, seats, **options)
+
+    def _land(self, seat: Seat) -> Landed:
+        landed, network = super()._land(seat), seat.max_draft > 0
+        if not seat.max_copy:
+            return landed
+        if self.repeats and 0 < seat.sure <= 6:
+            drafted = (TOKEN,) * seat.max_copy
+            return Landed(tuple(range(seat.max_copy)), drafted, (*drafted, TOKEN), match=Match(6, 1, network, True))
+        return landed._replace(match=Match(0, 0, network, False))
+
+
+def run(
+    *, batch: int, steps: int, drafts: bool = True, repeating: int = 1000, **stub: Any
+) -> tuple[float, CopyingRounds]:
+    """Return tokens per second of the first rounds in which all decode. `repeating`: steps after which texts repeat no
+    longer."""
+    clock = Clock()
+    rounds: CopyingRounds
+
+    def device(seats: int, drafted: int) -> float:
+        passes = max(seat.max_draft for seat in rounds.seats[-1]) if rounds.seats[-1] else 0
+        return MILLISECOND * (1 + rounds.dear * passes + drafted / max(seats, 1) / 50)
+
+    def host(seats: Sequence[Seat]) -> float:
+        return 0.1 * MILLISECOND
+
+    drafters = {"stub": PortfolioStub()}
+    rounds = CopyingRounds(clock, device, host, drafters=drafters, tapping=("stub",), **stub)
+    engine = engine_with(rounds, batch=batch)
+    for i in range(batch):
+        submit(engine, f"{i}", enabled=drafts)
+    while not rounds.rounds:
+        engine.step()
+    began, before = clock.now, rounds.tokens
+    for step in range(steps):
+        rounds.repeats = rounds.repeats and step < repeating
+        engine.step()
+        assert engine.dead is None, engine.dead
+    return (rounds.tokens - before) / (clock.now - began), rounds
+
+
+@pytest.mark.unwatched(wholly=True)
+@pytest.mark.parametrize("batch", [1, 16])
+def test_copies_go_on_where_the_network_rests(batch: int) -> None:
+    """Its passes never pay, and every text repeats."""
+    plain, _ = run(batch=batch, steps=120, drafts=False)
+    with_copies, rounds = run(batch=batch, steps=120, rate=0.2, dear=1.0)
+    assert with_copies > 3 * plain
+    late = [seat for seats in rounds.seats[-40:] for seat in seats]
+    assert all(seat.max_copy and not seat.max_draft for seat in late)
+
+
+@pytest.mark.unwatched(wholly=True)
+@pytest.mark.parametrize("batch", [1, 16])
+def test_the_network_goes_on_where_nothing_repeats(batch: int) -> None:
+    plain, _ = run(batch=batch, steps=120, drafts=False)
+    drafting, rounds = run(batch=batch, steps=120, rate=0.9, dear=0.05, repeats=False)
+    assert drafting > 2 * plain
+    assert rounds.drafting > 90
+
+
+@pytest.mark.unwatched(wholly=True)
+@pytest.mark.parametrize("batch", [1, 16])
+def test_where_neither_helps_rounds_are_plain(batch: int) -> None:
+    """Texts are looked at now and then, all in the same round."""
+    plain, _ = run(batch=batch, steps=400, drafts=False)
+    with_both, rounds = run(batch=batch, steps=400, rate=0.0, dear=1.0, repeats=False)
+    assert with_both > 0.97 * plain
+    late = rounds.seats[-10 * LOOK_ROUNDS :]
+    looked = [any(seat.max_copy for seat in seats) for seats in late]
+    assert 8 <= sum(looked) <= 12
+    assert all(all(seat.max_copy for seat in seats) for seats, looks in zip(late, looked, strict=True) if looks)
+
+
+@pytest.mark.unwatched(wholly=True)
+def test_a_network_that_pays_rests_while_texts_repeat() -> None:
+    """And drafts again as soon as they do not: no rest of the governor keeps it off."""
+    _, rounds = run(batch=2, steps=100, rate=0.8, dear=0.05, repeating=70)
+    alone = [all(seat.max_copy and not seat.max_draft for seat in seats) for seats in rounds.seats[-100:]]
+    assert all(alone[40:70])
+    assert not any(alone[75:])
+    assert all(seat.max_draft for seats in rounds.seats[-25:] for seat in seats)
+
+
+@pytest.mark.unwatched(wholly=True)
+def test_one_text_that_repeats_does_not_stop_the_network_of_others() -> None:
+    """Nor do its copies count as the network's drafts."""
+
+    class Mixed(CopyingRounds):
+        def _land(self, seat: Seat) -> Landed:
+            self.repeats = seat.lane == 0
+            return super()._land(seat)
+
+    clock = Clock()
+    rounds = Mixed(
+        clock,
+        lambda seats, drafted: MILLISECOND * (1.2 + drafted / max(seats, 1) / 50),
+        lambda seats: 0.1 * MILLISECOND,
+        drafters={"stub": PortfolioStub()},
+        tapping=("stub",),
+        rate=0.8,
+    )
+    engine = engine_with(rounds, batch=4)
+    for i in range(4):
+        submit(engine, f"{i}")
+    for _ in range(120):
+        engine.step()
+    late = [seat for seats in rounds.seats[-20:] for seat in seats]
+    assert all(seat.max_draft and seat.max_copy for seat in late)
+    rates = [sequence.pace.rate for sequence in engine._scheduler.running]
+    assert all(rate < 0.95 for rate in rates)
