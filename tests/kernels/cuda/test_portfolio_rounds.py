@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from paceline.drafters.eagle import on_device
-from paceline.runner.rounds.protocol import Chunk, Landed, Match, Offer, Seat
+from paceline.runner.rounds.cuda_chunks import ReadChunks
+from paceline.runner.rounds.cuda_ticket import Ticket
+from paceline.runner.rounds.protocol import Chunk, Landed, Match, Offer, Seat, Times
 from tests.kernels.cuda.round_pairs import both, enter, pair
 
 TEXT = [5, 6, 7, 8, 9, 5, 6, 7]  # three tokens at its end stand in it already, and 8, 9, 5, … follow them
@@ -106,6 +108,19 @@ def test_a_text_in_a_loop_is_copied_whole(device: torch.device) -> None:
     assert looped.drafted == (7, 8) * 4
     assert len(looped.tokens) == 9
     assert made[0]._graphs._eager or made[0]._graphs._recorded
+
+
+def test_rounds_of_copies_alone_are_not_taken_for_plain_ones(device: torch.device) -> None:
+    """Nor for rounds of the network; and they say how many of the tokens that they allow are found."""
+    rounds, _ = pair(device, "eagle", portfolio=True)
+    for seat in (Seat(0, 0, max_copy=8, sure=3), Seat(0, 3, max_copy=8, sure=3), Seat(0, 0)):
+        bucket = rounds._wanted.find([seat] * 8, "portfolio", 30)
+        ticket = Ticket([], [seat] * 8, bucket, None, ReadChunks(), None, typical=True)
+        rounds._learn(ticket, [Landed((), (7,) * (seat.longest // 4), (1,))] * 8, Times(step=1.0 + bucket.draft))
+    assert {key for key, known in rounds._seconds.items() if known} == {(0, "portfolio"), (3, "portfolio"), (0, None)}
+    assert rounds.round_seconds(8, 0, "portfolio") == 1.0
+    assert rounds.round_seconds(8, 3, "portfolio") == 4.0
+    assert rounds._wanted._found["portfolio"] == pytest.approx(0.25 + 0.75 * 0.9**2)
 
 
 def test_the_bucket_of_a_portfolio(device: torch.device) -> None:
