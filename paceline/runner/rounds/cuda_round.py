@@ -169,7 +169,7 @@ class CudaRound(CudaDraft):
         wanted += limits
         if self._bucket.copies:
             most = self._bucket.copies
-            copies[: len(seats)] = [0 if seat.offer else min(seat.max_copy, most) for seat in seats]
+            copies[: len(seats)] = [min(seat.max_copy, most) for seat in seats]
             sure[: len(seats)] = [seat.sure for seat in seats]
         for i, seat in enumerate(seats):
             if seat.offer is not None:

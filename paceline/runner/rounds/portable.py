@@ -264,7 +264,7 @@ class PortableRounds:
         by = drafter_of(self.drafters.get(drafter or ""), len(seats), self.max_draft)
         most = longest_draft(by, self.max_draft) if by else 0
         limits, drafted = [0 if seat.offer else min(seat.max_draft, most) for seat in seats], [0] * len(seats)
-        copies = [0 if seat.offer else min(seat.max_copy, longest_copy(by)) for seat in seats]
+        copies = [min(seat.max_copy, longest_copy(by)) for seat in seats]
         matches: Sequence[int] = ()
         if drafter and by and any((*limits, *copies)):
             round = PortableRound(self, seats, limits, copies, rules, drafter, by)

@@ -355,7 +355,7 @@ def tell_matches(landed: list[Landed], seats: Sequence[Seat], reports: Sequence[
     """Add to the outcomes of seats what `lookup_reference.copy_sure` reports of them."""
     for index, (seat, report) in enumerate(zip(seats, reports, strict=False)):
         outcome = landed[index]
-        if seat.max_copy and outcome.tokens:
+        if seat.max_copy and seat.offer is None and outcome.tokens:
             size, end = (report & ~DRAFTED) >> SIZE_SHIFT, report & ((1 << SIZE_SHIFT) - 1)
             copied = 0 < seat.sure <= size and bool(outcome.drafted)
             landed[index] = outcome._replace(match=Match(size, end, report & DRAFTED > 0, copied))

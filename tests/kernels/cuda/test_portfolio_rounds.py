@@ -51,19 +51,28 @@ def test_copies_beside_a_model(drafter: str, device: torch.device) -> None:
 
 
 def test_who_is_not_looked_at_gets_no_copy(device: torch.device) -> None:
-    """A bar of its own, none, an offer of the host, and a seat for which nobody looks."""
+    """A bar that the match does not reach, none, and a seat for which nobody looks."""
     made = pair(device, "self", portfolio=True)
     begin(made)
     for seat, match in (
         (Seat(2, 2, max_copy=2, sure=4), Match(3, 3, True, False)),
         (Seat(2, 2, max_copy=2), None),
-        (Seat(2, 2, Offer(8, (1, 2)), max_copy=2, sure=2), None),
         (Seat(2, 2, sure=2), None),
     ):
         _, (landed,) = both(made, [], [seat], "portfolio")
         assert landed.match is None or not landed.match.copied
         assert match is None or landed.match == match
     assert made[0]._wanted.find([Seat(2, 2)], "portfolio", 30).copies == 0
+
+
+def test_an_offer_goes_before_a_copy(device: torch.device) -> None:
+    """And nobody takes it for one, whether it fits the text or not."""
+    made = pair(device, "self", portfolio=True)
+    begin(made)
+    for offer, drafted in ((Offer(len(TEXT), (1, 2)), (1, 2)), (Offer(len(TEXT) - 1, (1, 2)), ())):
+        _, (landed, _) = both(made, [], [Seat(2, 2, offer, max_copy=2, sure=2), Seat(0, 1)], "portfolio")
+        assert landed.drafted == drafted
+        assert landed.match is None
 
 
 @pytest.mark.parametrize("options", [{}, {"branches": 2}, {"branches": None}], ids=["chains", "trees", "by seats"])
