@@ -187,11 +187,12 @@ class RoundGovernor:
         return [min(wish, length) if mine else wish for wish, mine in zip(wishes, own, strict=True)]
 
     def _best_length(self, sequences: Seq[Sequence], wishes: Seq[int], drafter: str, seconds: list[float]) -> int:
-        others = self.others[drafter]
+        others, pairs = self.others[drafter], [*zip(sequences, wishes, strict=True)]
         following = self.copies.followers(sequences)
-        wishes = [0 if follows else wish for wish, follows in zip(wishes, following, strict=True)]
-        pairs = [*zip(sequences, wishes, strict=True)]
-        chances = [Chance(*s.pace.recent(others), wish) if wish else PLAIN for s, wish in pairs]
+        chances = [
+            Chance(*s.pace.recent(others), wish) if wish and not follows else PLAIN
+            for (s, wish), follows in zip(pairs, following, strict=True)
+        ]
         batch = len(sequences)
         speed = speeds(chances, seconds, self._levels(drafter, batch))
         length = speed.index(max(speed)) if max(speed) > WORTHWHILE * speed[0] else 0

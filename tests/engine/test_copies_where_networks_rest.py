@@ -12,7 +12,7 @@ from paceline.engine.copies import LOOK_ROUNDS
 from paceline.runner.rounds.protocol import Chunk, Landed, Match, Seat, Ticket
 from tests.stub_rounds import TOKEN, Clock, Stub, StubRounds, engine_with, submit
 
-MILLISECOND = 1e-3
+MILLISECOND, PROMPT = 1e-3, 3  # tokens of a prompt, behind which all are the same
 
 
 class PortfolioStub(Stub):
@@ -23,9 +23,10 @@ class PortfolioStub(Stub):
 
 @dataclass
 class CopyingRounds(StubRounds):
-    """A pass of the network takes as long as `dear` plain rounds. Texts repeat, or they do not."""
+    """A pass of the network takes as long as `dear` plain rounds. Texts may repeat, and copies have tokens right."""
 
     repeats: bool = True
+    right: int = 4
     dear: float = 1.0
     seats: list[Sequence[Seat]] = field(default_factory=list)
 
@@ -38,16 +39,15 @@ class CopyingRounds(StubRounds):
         if not seat.max_copy:
             return landed
         if self.repeats and 0 < seat.sure <= 6:
-            drafted = (TOKEN,) * seat.max_copy
-            return Landed(tuple(range(seat.max_copy)), drafted, (*drafted, TOKEN), match=Match(6, 1, network, True))
-        return landed._replace(match=Match(0, 0, network, False))
+            drafted, right = (TOKEN,) * seat.max_copy, min(seat.max_copy, self.right)
+            return Landed(tuple(range(right)), drafted, (TOKEN,) * (right + 1), match=Match(6, PROMPT, network, True))
+        return landed._replace(match=Match(6 if self.repeats else 0, PROMPT, network, False))
 
 
 def run(
-    *, batch: int, steps: int, drafts: bool = True, repeating: int = 1000, **stub: Any
+    *, batch: int, steps: int, drafts: bool = True, repeating: Sequence[int] = (), **stub: Any
 ) -> tuple[float, CopyingRounds]:
-    """Return tokens per second of the first rounds in which all decode. `repeating`: steps after which texts repeat no
-    longer."""
+    """Return tokens per second of the first rounds in which all decode. `repeating`: steps in which texts repeat."""
     clock = Clock()
     rounds: CopyingRounds
 
@@ -67,7 +67,7 @@ def run(
         engine.step()
     began, before = clock.now, rounds.tokens
     for step in range(steps):
-        rounds.repeats = rounds.repeats and step < repeating
+        rounds.repeats = step in repeating if repeating else rounds.repeats
         engine.step()
         assert engine.dead is None, engine.dead
     return (rounds.tokens - before) / (clock.now - began), rounds
@@ -107,13 +107,58 @@ def test_where_neither_helps_rounds_are_plain(batch: int) -> None:
 
 
 @pytest.mark.unwatched(wholly=True)
+def test_copies_make_no_rest_of_the_network_longer() -> None:
+    """It is tried again as it would be without them: they cost time, but not the network's."""
+    tried = []
+    for repeats in (True, False):
+        _, rounds = run(batch=2, steps=200, rate=0.0, dear=0.05, repeats=repeats, right=2)
+        tried.append(sum(any(seat.max_draft for seat in seats) for seats in rounds.seats))
+    assert tried[0] >= 0.8 * tried[1] > 3
+
+
+@pytest.mark.unwatched(wholly=True)
 def test_a_network_that_pays_rests_while_texts_repeat() -> None:
     """And drafts again as soon as they do not: no rest of the governor keeps it off."""
-    _, rounds = run(batch=2, steps=100, rate=0.8, dear=0.05, repeating=70)
-    alone = [all(seat.max_copy and not seat.max_draft for seat in seats) for seats in rounds.seats[-100:]]
-    assert all(alone[40:70])
-    assert not any(alone[75:])
+    _, rounds = run(batch=2, steps=130, rate=0.8, dear=0.05, repeating=range(50, 100))
+    alone = [all(seat.max_copy and not seat.max_draft for seat in seats) for seats in rounds.seats[-130:]]
+    assert all(alone[70:100])
+    assert not any(alone[105:])
     assert all(seat.max_draft for seats in rounds.seats[-25:] for seat in seats)
+
+
+@pytest.mark.unwatched(wholly=True)
+def test_a_network_that_pays_for_all_may_not_pay_for_one() -> None:
+    """Seven of eight texts repeat: what the network would draft for them brings nothing."""
+
+    class Mixed(CopyingRounds):
+        def _land(self, seat: Seat) -> Landed:
+            self.repeats = seat.lane > 0
+            return super()._land(seat)
+
+    passes = [0]
+    rounds = Mixed(
+        Clock(),
+        lambda seats, drafted: MILLISECOND * (1 + 0.3 * passes[0] + drafted / max(seats, 1) / 50),
+        lambda seats: 0.1 * MILLISECOND,
+        drafters={"stub": PortfolioStub()},
+        tapping=("stub",),
+        rate=0.8,
+    )
+    launch = rounds.launch
+
+    def watched(chunks: Sequence[Chunk], seats: Sequence[Seat], **options: Any) -> Ticket:
+        passes[0] = max([seat.max_draft for seat in seats], default=0)
+        return launch(chunks, seats, **options)
+
+    rounds.launch = watched  # type: ignore[method-assign]
+    engine = engine_with(rounds, batch=8)
+    for i in range(8):
+        submit(engine, f"{i}")
+    for _ in range(120):
+        engine.step()
+    late = [max(seat.max_draft for seat in seats) for seats in rounds.seats[-30:]]
+    assert sum(map(bool, late)) <= 3
+    assert all(sum(seat.max_copy > 0 for seat in seats) >= 7 for seats in rounds.seats[-30:])
 
 
 @pytest.mark.unwatched(wholly=True)

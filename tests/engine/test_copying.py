@@ -69,6 +69,16 @@ def test_matches_that_were_not_copied_teach_as_well() -> None:
     assert state.bar == SIZES[0]
 
 
+def test_no_match_is_sure_if_longer_ones_are_not() -> None:
+    everyone = Experience()
+    state = beside(everyone)
+    for _ in range(30):
+        copies(state, everyone, right=4, size=3)
+        copies(state, everyone, right=0, size=4)
+        copies(state, everyone, right=4, size=6)
+    assert state.bar == 5
+
+
 def test_a_text_that_leaves_its_match_ends_the_copy() -> None:
     assert agreeing(TEXT, 3, (1, 2, 3, 1)) == 4, "a copy that reaches the end starts again"
     assert agreeing(TEXT, 3, (1, 2, 9)) == 2

@@ -34,7 +34,7 @@ def requests(count: int, drafter: Callable[[int], str | None] = lambda i: None, 
 def rig_of(made: Any, **options: Any) -> Rig:
     forward = FEW.forward("eager", num_pages=160, taps=(0, 1))
     drafters = made if isinstance(made, dict) else {"portfolio": made}
-    return build("eager", forward=forward, on_device=drafters, max_draft=16, prefix_cache=False, **options)
+    return build("eager", forward=forward, on_device=drafters, **{"max_draft": 16, "prefix_cache": False, **options})
 
 
 def seats_of(rig: Rig) -> list[Seat]:
@@ -112,6 +112,35 @@ def test_members_by_name_share_the_network() -> None:
     assert {name for each in stats[::2] for name in each.by_member} == {"eagle", "ngram"}
     assert all(sum(pair[0] for pair in each.by_member.values()) == each.drafted for each in stats[::2])
     assert all(each.drafted and not each.by_member for each in stats[1::2])
+
+
+def test_pages_that_the_network_has_read_are_read_for_its_portfolio() -> None:
+    drafters = {"portfolio": PortfolioRig(HEAD, of="eagle"), "eagle": HEAD}
+    rig = rig_of(drafters, prefix_cache=True)
+    [first, second] = requests(2, lambda i: ("eagle", "portfolio")[i])
+    first = replace(first, prompt=first.prompt * 5)
+    told = run(rig, [first]) | run(rig, [replace(second, prompt=first.prompt)])
+    assert told["1", 0].stats.cached_tokens == len(first.prompt) // PAGE_SIZE * PAGE_SIZE
+    assert told["0", 0].tokens == told["1", 0].tokens
+
+
+@pytest.mark.parametrize("drafted", [True, False])
+def test_a_copy_does_not_tell_that_the_head_has_read(drafted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has if it has drafted: after the turn of another drafter it has nothing to read, and copies go on."""
+    rig, reached = rig_of(PortfolioRig(HEAD)), list[int]()
+    collect = rig.rounds.collect
+
+    def told(ticket: Any) -> Any:
+        chunks, landed, times = collect(ticket)
+        return chunks, [one._replace(match=one.match and one.match._replace(drafted=drafted)) for one in landed], times
+
+    monkeypatch.setattr(rig.rounds, "collect", told)
+    hearing = rig.engine._stepper._hearing  # type: ignore[attr-defined]
+    monkeypatch.setattr(hearing, "reach", lambda sequence, end, drafter: reached.append(end))
+    rig.engine.submit(requests(1)[0])
+    while sum(bool(seats) for seats in rig.rounds.seats) < 5:
+        rig.engine.step()
+    assert bool(reached) == drafted
 
 
 def test_all_that_a_portfolio_is_made_of_in_one_batch() -> None:
