@@ -33,6 +33,7 @@ class Copies:
         self._rounds = rounds
         self._everyone = Experience()
         self._resting: Counter[str] = Counter()  # drafter → rounds in a row in which its network drafted for nobody
+        self._paused: Collection[str] = ()  # drafters whose rounds without the network are plain
 
     def plan(self, sequences: Seq[Sequence], wishes: list[int], useful: Callable[[Sequence], int]) -> list[int]:
         """Return the wishes with room for copies. `wishes`: tokens that networks may draft; `useful`: tokens of a
@@ -42,6 +43,10 @@ class Copies:
                 wishes = self._plan(drafter, sequences, wishes, useful)
         return wishes
 
+    def pause(self, drafters: Collection[str]) -> None:
+        """Let rounds in which these drafters do not draft be plain in this step: their time is to be measured."""
+        self._paused = drafters
+
     def _plan(
         self, drafter: str, sequences: Seq[Sequence], wishes: list[int], useful: Callable[[Sequence], int]
     ) -> list[int]:
@@ -49,7 +54,10 @@ class Copies:
         for i, sequence in enumerate(sequences):
             if sequence.drafter == drafter:
                 mine.append((i, sequence, wishes[i], sequence.copying or self._begin(sequence)))
-        drafting, alone = [state for _, _, wish, state in mine if wish], copies_alone(by)
+        drafting, alone = (
+            [state for _, _, wish, state in mine if wish],
+            copies_alone(by) and drafter not in self._paused,
+        )
         followed = alone and drafting and min([state.followed for state in drafting]) >= FOLLOWED_TOKENS
         self._resting[drafter] = 0 if drafting else self._resting[drafter] + 1
         looks = self._resting[drafter] % LOOK_ROUNDS == 0
@@ -88,9 +96,9 @@ class Copies:
         if landed.drafted:
             work.member = LOOKUP if match.copied else str(getattr(self._rounds.drafters[drafter], "network", drafter))
 
-    def followers(self, sequences: Collection[Sequence]) -> list[bool]:
-        """Tell for each sequence whether its text repeats, so that a network is of no use to it."""
-        return [s.copying is not None and s.copying.followed >= FOLLOWED_TOKENS for s in sequences]
+    def shares(self, sequences: Collection[Sequence]) -> list[float]:
+        """Return for each sequence in which share of rounds a copy takes the place of the network's draft."""
+        return [0.0 if sequence.copying is None else sequence.copying.share for sequence in sequences]
 
     def _begin(self, sequence: Sequence) -> Copying:
         sequence.copying = Copying(allowed=_takes_copies(sequence))

@@ -30,6 +30,7 @@ PRIOR_WEIGHT = 4.0  # judged tokens, or drafts, that the experience with all seq
 TEXT_DECAY, ALL_DECAY = 0.9, 0.98  # weight of the past at each landing, for one sequence and for all
 LENGTHS = 4, 8, 16  # tokens of copies: few lengths, because a seat that changes is sent again
 FOLLOWED_TOKENS = 32  # copied tokens in a row that were right, from which on a text needs no network
+SHARE_RISE, SHARE_FALL = 0.3, 0.5  # parts by which a round with a copy, and one without, move the share of copies
 
 
 @dataclass(slots=True)
@@ -65,6 +66,7 @@ class Copying:
     length: int = LENGTHS[0]  # tokens of its next copy
     hopes: bool = True  # the latest match that was looked for went on as a copy would
     followed: int = 0  # tokens in a row that were copied and right; from FOLLOWED_TOKENS on copies alone go on
+    share: float = 0.0  # of recent rounds in which somebody looked, those with a copy: the network was of no use there
     own: Experience = field(default_factory=Experience)
 
     def set_bars(self, everyone: Experience) -> None:
@@ -101,6 +103,7 @@ class Copying:
         everyone.learn(place, right, right + ended, network=drafted, decay=ALL_DECAY)
         self.hopes = right > 0 and place >= 0
         self.followed = self.followed + right if match.copied and not ended else 0
+        self.share += SHARE_RISE * (1 - self.share) if match.copied else -SHARE_FALL * self.share
         self.set_bars(everyone)
 
 

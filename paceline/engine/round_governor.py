@@ -83,11 +83,14 @@ class RoundGovernor:
         batch = len(sequences)
         resting = self._resting(drafters, batch=batch)
         awake = [name for name in drafters if name not in resting] if self._weighs else []
+        self.copies.pause(())
         if not awake:
             return resting, {}
         masked = any(each.caution.rounds for each in sequences if each.caution is not None)
         seconds = self._round_seconds(awake, batch=batch, masked=masked)
-        return resting | self._on_trial([name for name in awake if name not in seconds], batch=batch), seconds
+        trying = self._on_trial([name for name in awake if name not in seconds], batch=batch)
+        self.copies.pause(trying)
+        return resting | trying, seconds
 
     def limited(self, sequences: Seq[Sequence], wishes: list[int], seconds: Mapping[str, list[float]]) -> list[int]:
         """Return drafts no longer than pay; `seconds`: of rounds, by drafters for which they are known."""
@@ -188,16 +191,16 @@ class RoundGovernor:
 
     def _best_length(self, sequences: Seq[Sequence], wishes: Seq[int], drafter: str, seconds: list[float]) -> int:
         others, pairs = self.others[drafter], [*zip(sequences, wishes, strict=True)]
-        following = self.copies.followers(sequences)
-        chances = [
-            Chance(*s.pace.recent(others), wish) if wish and not follows else PLAIN
-            for (s, wish), follows in zip(pairs, following, strict=True)
+        chances = [Chance(*s.pace.recent(others), wish) if wish else PLAIN for s, wish in pairs]
+        batch, levels, shares = len(sequences), self._levels(drafter, len(sequences)), self.copies.shares(sequences)
+        used = [
+            chance if not share else chance._replace(found=chance.found * (1 - share))
+            for chance, share in zip(chances, shares, strict=True)
         ]
-        batch = len(sequences)
-        speed = speeds(chances, seconds, self._levels(drafter, batch))
-        length = speed.index(max(speed)) if max(speed) > WORTHWHILE * speed[0] else 0
-        if not length and any(following):  # the others decode plainly until these texts repeat no longer
-            return self._plain(pairs)
+        speed = speeds(used, seconds, levels)
+        length = _best_of(speed)
+        if not length and any(shares) and _best_of(speeds(chances, seconds, levels)):
+            return self._plain(pairs)  # no rest: it pays again as soon as these texts repeat no longer
         tried = self._trials.end(drafter, pays=length > 0)
         self._best[drafter] = Best(length, batch, min(batch // LOOK_SEQUENCES, MAX_KEPT), seconds)
         if length:
@@ -255,6 +258,11 @@ def _missed(sequence: Sequence) -> int:
     """Count the tokens of a sequence that a model on the device must read before it can draft."""
     state = sequence.in_flight
     return len(state.unread(len(sequence.tokens)) or ()) if state.follower is not None else 0
+
+
+def _best_of(speed: Seq[float]) -> int:
+    """Return the draft length with the highest speed; 0 if no draft is worth while."""
+    return speed.index(max(speed)) if max(speed) > WORTHWHILE * speed[0] else 0
 
 
 def _pays(speed: Seq[float]) -> bool:

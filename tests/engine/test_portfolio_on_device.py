@@ -52,10 +52,13 @@ def test_copies_and_drafts_leave_the_text_as_it_is(made: Any) -> None:
     assert steps < 60
 
 
-def test_where_all_texts_repeat_the_head_rests_and_has_read_all_of_it_later() -> None:
-    """Rounds without the head copy 16 tokens at a time, and hold states for it meanwhile. It loses none of them."""
+def test_where_all_texts_repeat_the_head_rests_and_has_read_all_of_it_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds without the head copy 16 tokens at a time, hold states for it meanwhile, and are not charged to it. It
+    loses none of the states."""
     rig = rig_of(PortfolioRig(HEAD))
-    read: set[int] = set()
+    read, charged = set[int](), list[int]()
+    governor = rig.engine._stepper._in_rounds  # type: ignore[attr-defined]
+    monkeypatch.setattr(governor, "charge", lambda drafter, *, batch, seconds: charged.append(batch))
     head = rig.rounds.drafters["portfolio"].head
     head.__class__ = spy(read)
     going, places = Run(rig), dict[int, tuple[list[int], int]]()
@@ -73,6 +76,7 @@ def test_where_all_texts_repeat_the_head_rests_and_has_read_all_of_it_later() ->
         missed = [at for at in heard if pages[at // PAGE_SIZE] * PAGE_SIZE + at % PAGE_SIZE not in read]
         assert len(heard) > 50
         assert not missed, "the head has not read what was copied"
+    assert len(charged) == sum(any(seat.max_draft for seat in seats) for seats in rig.rounds.seats)
 
 
 def spy(read: set[int]) -> type[TorchHead]:
