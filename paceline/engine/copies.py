@@ -54,10 +54,8 @@ class Copies:
         for i, sequence in enumerate(sequences):
             if sequence.drafter == drafter:
                 mine.append((i, sequence, wishes[i], sequence.copying or self._begin(sequence)))
-        drafting, alone = (
-            [state for _, _, wish, state in mine if wish],
-            copies_alone(by) and drafter not in self._paused,
-        )
+        alone = copies_alone(by) and drafter not in self._paused
+        drafting = [state for _, _, wish, state in mine if wish]
         followed = alone and drafting and min([state.followed for state in drafting]) >= FOLLOWED_TOKENS
         self._resting[drafter] = 0 if drafting else self._resting[drafter] + 1
         looks = self._resting[drafter] % LOOK_ROUNDS == 0
@@ -65,10 +63,10 @@ class Copies:
         for i, sequence, wish, state in mine:
             state.passes, state.max_copy = 0 if followed else wish, 0
             state.sure = state.bar if state.passes else state.lone_bar
-            if wish or (alone and (looks or state.hopes) and _may_copy(sequence)):
+            if state.allowed and (wish or (alone and (looks or state.hopes) and _may_copy(sequence))):
                 room = min(useful(sequence), most) if alone else wish
                 state.max_copy = max(min(state.length, room), 0)
-                lengths[i] = max(state.passes, state.max_copy)
+            lengths[i] = max(state.passes, state.max_copy)
             if lengths[i]:
                 sequence.off = None
         return lengths
@@ -78,9 +76,11 @@ class Copies:
         for work in works if self.knows(drafter) else ():
             state, most = work.sequence.copying, work.max_draft
             if most and work.drafter == drafter and state is not None:
-                work.by_network = min(most, state.passes)
-                if state.allowed:
-                    work.max_copy, work.sure = min(most, state.max_copy), state.sure
+                work.by_network, work.max_copy, work.sure = (
+                    min(most, state.passes),
+                    min(most, state.max_copy),
+                    state.sure,
+                )
 
     def knows(self, drafter: str | None) -> bool:
         """Return whether a drafter copies beside its network."""

@@ -163,16 +163,22 @@ class Grid:
             bucket for name, drafts in drafters if drafts.plain for bucket in self._buckets(name, seats=drafts.seats)
         ]
         whole = [
-            (bucket, drafts.finds_fewer or drafts.copies > 0)
+            (bucket, drafts.finds_fewer and not drafts.copies)
             for name, drafts in drafters
             for draft in self._passes(drafts)
             for bucket in self._buckets(name, draft=draft, seats=drafts.seats, copies=self._longest_copy(drafts))
         ]
         lengths = self._lengths(Drafts(offers, finds_fewer=True))
         whole += [(bucket, True) for length in lengths for bucket in self._buckets(None, offers=length)]
-        drafting = [each for bucket, fewer in whole for each in (self._all_rows(bucket) if fewer else [bucket])]
+        drafting = [
+            each for bucket, fewer in whole for each in (self._all_rows(bucket) if fewer else self._main(bucket))
+        ]
         partial = [
-            each for bucket, fewer in whole if not fewer for each in self._all_rows(bucket, finds_fewer=False)[1:]
+            each
+            for bucket, fewer in whole
+            if not fewer
+            for each in self._all_rows(bucket, finds_fewer=bucket.copies > 0)
+            if each not in self._main(bucket)
         ]
         able = self._able([*plain, *drafting], scores) if scores else []
         beside, alone = self._offering(able)
@@ -218,6 +224,15 @@ class Grid:
     def _sampled(self, drafter: str | None, drafts: Drafts, draft: int, offers: int = 0) -> list[Bucket]:
         copies = self._longest_copy(drafts)
         return self._buckets(drafter, draft=draft, offers=offers, seats=drafts.seats, copies=copies)
+
+    def _main(self, bucket: Bucket) -> list[Bucket]:
+        """List a bucket with the most rows; if it has room for copies, also with those of its network, or of short
+        copies: texts that repeat are few."""
+        if not bucket.copies:
+            return [bucket]
+        few = bucket.seats * max(bucket.draft, LOOKUPS[0])
+        rows = self.rows(bucket.seats, bucket.longest, min(few, self.max_drafted), finds_fewer=True)
+        return [bucket, replace(bucket, rows=rows)] if rows < bucket.rows else [bucket]
 
     def _all_rows(self, bucket: Bucket, *, finds_fewer: bool = True) -> list[Bucket]:
         """List a bucket with the most rows, then with fewer and fewer of them."""

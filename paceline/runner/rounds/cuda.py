@@ -348,7 +348,8 @@ class CudaRounds:
         """Read chunks of the dummy lane, of at most `most` rows, with every drafter that reads along. `contexts`:
         bounds of positions beside those that the chunks need themselves."""
         lane, lanes, longest = self._state.dummy, self._grid.lanes, self._grid.longest - 1  # a head reads one ahead
-        for drafter in (None, *self.readers, *self.tapping):
+        own = [name for name in (*self.readers, *self.tapping) if network_of(name, self.drafters) == name]
+        for drafter in (None, *own):
             by, states = self.drafters.get(drafter or ""), self._held.get(drafter or "")
             models = [self._target, *([on_cuda(by.reader)] if by is not None and by.reader is not None else [])]
             counts = dummies.counts(self._grid.sizes(), [each.decoder.config.num_kv_heads for each in models])

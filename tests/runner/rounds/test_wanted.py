@@ -240,8 +240,12 @@ def test_a_portfolio_has_rounds_with_and_without_its_network() -> None:
     alone = traffic.wanted.find([Seat(lane, 0, max_copy=8, sure=3) for lane in range(4)], "portfolio", 100)
     assert alone.rows == 4 + 4 * 8
     for by, lengths in ((PORTFOLIO, {0, 1, 2, 3, 4, 5}), (OF_A_MODEL, {1, 2, 3, 4, 5})):
-        start = GRID.start([*drafts_of({"portfolio": by}, GRID, {})])  # type: ignore[dict-item]
+        start = [*GRID.start([*drafts_of({"portfolio": by}, GRID, {})])]  # type: ignore[dict-item]
         assert {bucket.draft for bucket in start if bucket.copies} == lengths
+        needed = [bucket for bucket in start[: GRID.needed(start)] if bucket.copies and bucket.seats == LANES]
+        rows = {draft: [bucket.rows for bucket in needed if bucket.draft == draft] for draft in lengths}
+        assert rows[5] == [LANES + 8 * LANES, 128], "all that may be copied, or what the network drafts"
+        assert all(len(each) == 2 for each in rows.values()), "each graph takes time and memory"
 
 
 def test_steps_with_masks_in_turn_with_others_look_for_no_new_bucket() -> None:
