@@ -156,6 +156,15 @@ def test_all_that_a_portfolio_is_made_of_in_one_batch() -> None:
     assert all(each.stats.drafted for each in told.values())
 
 
+def test_events_name_the_member_whose_draft_was_verified() -> None:
+    rig = rig_of(PortfolioRig(HEAD, of="eagle"))
+    rig.engine.submit(requests(1)[0])
+    events = [event for _ in iter(lambda: rig.engine.has_work, False) for event in rig.engine.step()]
+    named = [event.drafter for event in events if event.drafter is not None]
+    assert {*named} == {"eagle", "ngram"}
+    assert named[-1] == "ngram", "it ends in a loop"
+
+
 @pytest.mark.parametrize("rule", [Rule.REJECTION, Rule.BLOCK, Rule.CONFIDENCE])
 def test_rules_that_want_more_than_tokens_get_no_copies(rule: Rule) -> None:
     asked = [

@@ -177,7 +177,7 @@ class Grid:
             each
             for bucket, fewer in whole
             if not fewer
-            for each in self._all_rows(bucket, finds_fewer=bucket.copies > 0)
+            for each in self._all_rows(bucket, finds_fewer=False)
             if each not in self._main(bucket)
         ]
         able = self._able([*plain, *drafting], scores) if scores else []
@@ -227,11 +227,11 @@ class Grid:
 
     def _main(self, bucket: Bucket) -> list[Bucket]:
         """List a bucket with the most rows; if it has room for copies, also with those of its network, or of short
-        copies: texts that repeat are few."""
+        copies: texts that repeat are few, and the others pay for no rows of theirs."""
         if not bucket.copies:
             return [bucket]
         few = bucket.seats * max(bucket.draft, LOOKUPS[0])
-        rows = self.rows(bucket.seats, bucket.longest, min(few, self.max_drafted), finds_fewer=True)
+        rows = self.rows(bucket.seats, bucket.longest, min(few, self.max_drafted), finds_fewer=False)
         return [bucket, replace(bucket, rows=rows)] if rows < bucket.rows else [bucket]
 
     def _all_rows(self, bucket: Bucket, *, finds_fewer: bool = True) -> list[Bucket]:

@@ -115,7 +115,7 @@ class WantedBuckets:
             masks=masks,
         )
         longest = [max(min(length, draft), copy) for length, copy in zip(by_drafter, by_lookup, strict=True)]
-        return Demand(bucket, sum(longest), sum(by_host), finds_fewer or offers > 0 or copies > 0, {})
+        return Demand(bucket, sum(longest), sum(by_host), finds_fewer or offers > 0, {})
 
     def _rows(self, demand: Demand, drafter: str | None) -> int:
         """Return the rows of a step's verification, by what drafters have found lately."""
