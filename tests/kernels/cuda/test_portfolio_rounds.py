@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from paceline.drafters.eagle import on_device
+from paceline.models.block_config import Markov
 from paceline.runner.rounds.cuda_chunks import ReadChunks
 from paceline.runner.rounds.cuda_ticket import Ticket
 from paceline.runner.rounds.protocol import Chunk, Landed, Match, Offer, Seat, Times
+from tests.kernels.cuda.conftest import ON_GPU
 from tests.kernels.cuda.round_pairs import both, enter, pair
 
 TEXT = [5, 6, 7, 8, 9, 5, 6, 7]  # three tokens at its end stand in it already, and 8, 9, 5, … follow them
@@ -75,14 +77,30 @@ def test_an_offer_goes_before_a_copy(device: torch.device) -> None:
         assert landed.match is None
 
 
-@pytest.mark.parametrize("options", [{}, {"branches": 2}, {"branches": None}], ids=["chains", "trees", "by seats"])
-def test_copies_beside_a_head(options: dict[str, Any], device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+BLOCK = {"markov": Markov("rnn", 8), "anchor_first": True, "window": 7}
+OTHERS = [] if ON_GPU else [pytest.param("medusa", {}, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "options"),
+    [
+        ("eagle", {}),
+        ("eagle", {"branches": 2}),
+        ("eagle", {"branches": None}),
+        pytest.param("block", BLOCK, marks=pytest.mark.slow),
+        *OTHERS,
+    ],
+    ids=str,
+)
+def test_copies_beside_a_head(
+    drafter: str, options: dict[str, Any], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Copies longer than the head's drafts, then rounds in which the head goes on from what they had right, rounds
     without the head, and rounds of the head alone."""
     monkeypatch.setattr(on_device, "TREE_SEATS", 1)
-    made = pair(device, "eagle", portfolio=True, **options)
-    assert [*made[0].tapping] == [*made[1].tapping] == ["eagle", "portfolio"]
-    assert made[0]._held["eagle"] is made[0]._held["portfolio"]
+    made = pair(device, drafter, portfolio=True, **options)
+    assert [*made[0].tapping] == [*made[1].tapping] == [drafter, "portfolio"]
+    assert made[0]._held[drafter] is made[0]._held["portfolio"]
     drawn(made)
     for sure in (2, 1, NEVER):
         seats = [Seat(2, 3, max_copy=8, sure=sure), Seat(0, 3, max_copy=4, sure=NEVER)]
@@ -92,7 +110,7 @@ def test_copies_beside_a_head(options: dict[str, Any], device: torch.device, mon
     assert all(each.match is not None and not each.match.drafted for each in landed)
     for _ in range(2):
         both(made, [], [Seat(2, 3, max_copy=8, sure=1)], "portfolio")
-    both(made, [], [Seat(2, 3), Seat(0, 3)], "eagle")
+    both(made, [], [Seat(2, 3), Seat(0, 3)], drafter)
 
 
 def check(made: tuple[Any, Any], landed: list[Landed]) -> None:
