@@ -14,7 +14,7 @@ from paceline.kernels.base import Forward
 from paceline.kv.cache import KVCache
 from paceline.runner.lanes import Lanes
 from paceline.text.tokenizer import Tokenizer
-from tests.rig_drafters import DeviceRig, Made, device_drafter
+from tests.rig_drafters import DeviceRig, Made, device_drafters
 from tests.tiny_models import CONTEXT, ON_GPU, TARGET
 from tests.watched_rounds import WatchedRounds
 
@@ -85,7 +85,7 @@ def build(
     }
     rounds: Any = None
     if on_device is not None:
-        by = {name: device_drafter(by, backend, forward) for name, by in on_device.items()}
+        by = device_drafters(on_device, backend, forward)
         rounds = _rounds(
             forward, backend, lanes=config.max_sequences, max_context=max_context, drafters=by, config=config
         )

@@ -20,6 +20,7 @@ from paceline.drafters.medusa import MedusaDrafter, MedusaOnDevice
 from paceline.drafters.model import ModelOnDevice, make_drafter
 from paceline.drafters.ngram import LookupOnDevice, NgramDrafter
 from paceline.drafters.portfolio import PortfolioDrafter
+from paceline.drafters.portfolio.on_device import PortfolioOnDevice
 from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.recipe import BuildContext
 from paceline.drafters.recycling import RecyclingDrafter
@@ -351,12 +352,24 @@ class Parallel:
     mask: int = 3
 
 
-DeviceRig = Model | Parallel | Itself | FirstLayers | EagleMade | BlockMade | MedusaMade | DeviceDrafter
+@dataclass(frozen=True)
+class PortfolioRig:
+    """A portfolio of a network and a lookup, run by a device."""
+
+    made: Model | Parallel | Itself | EagleMade | BlockMade | MedusaMade
+    of: str = "network"  # name of the network, which is shared if the device has it as well
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return tuple(getattr(self.made, "taps", ()))
+
+
+DeviceRig = Model | Parallel | Itself | FirstLayers | EagleMade | BlockMade | MedusaMade | PortfolioRig | DeviceDrafter
 
 # Drafters on the target's own KV memory, run by a device where the backend can share it.
 SELF: Mapping[str, Itself | FirstLayers] = {"self": Itself(), "layers": FirstLayers()}
 # Drafters with memory of their own, or none, run by a device.
-DEVICE_RIGS: Mapping[str, Model | Parallel | LookupOnDevice | EagleMade | BlockMade | MedusaMade] = {
+DEVICE_RIGS: Mapping[str, Model | Parallel | LookupOnDevice | EagleMade | BlockMade | MedusaMade | PortfolioRig] = {
     "ngram": LookupOnDevice(),
     "ngram-1": LookupOnDevice(min_ngram=1, max_ngram=2),
     "good": TARGET,
@@ -379,7 +392,25 @@ DEVICE_RIGS: Mapping[str, Model | Parallel | LookupOnDevice | EagleMade | BlockM
     "block-markov": BlockMade("DSpark", min_confidence=0.02),
     "block-dflash2": BlockMade("DFlash2"),
     "medusa": MedusaMade(),
+    "portfolio": PortfolioRig(EagleMade()),
+    "portfolio-by-seats": PortfolioRig(EagleMade(branches=None)),
+    "portfolio-model": PortfolioRig(NOISY),
+    "portfolio-parallel": PortfolioRig(Parallel()),
+    "portfolio-block": PortfolioRig(BlockMade("DSpark", min_confidence=0.02)),
 }
+
+
+def device_drafters(rigs: Mapping[str, DeviceRig], backend: str, target: Forward) -> dict[str, DeviceDrafter]:
+    """Make the drafters that a device runs beside this target. A portfolio shares the network that it names."""
+    made: dict[str, DeviceDrafter] = {}
+    for name, by in rigs.items():
+        if not isinstance(by, PortfolioRig):
+            made[name] = device_drafter(by, backend, target)
+    for name, by in rigs.items():
+        if isinstance(by, PortfolioRig):
+            network = made.get(by.of) or device_drafter(by.made, backend, target)
+            made[name] = PortfolioOnDevice(network, name=by.of)
+    return {name: made[name] for name in rigs}
 
 
 def device_drafter(by: DeviceRig, backend: str, target: Forward) -> DeviceDrafter:
@@ -392,4 +423,6 @@ def device_drafter(by: DeviceRig, backend: str, target: Forward) -> DeviceDrafte
         return ModelOnDevice(by.model.forward(backend, num_pages=target.kv.num_pages), mask=by.mask)
     if isinstance(by, Model):
         return ModelOnDevice(by.forward(backend, num_pages=target.kv.num_pages))
+    if isinstance(by, PortfolioRig):
+        return device_drafters({"portfolio": by}, backend, target)["portfolio"]
     return by

@@ -23,6 +23,7 @@ from tests.tiny_models import TARGET
 
 CONTEXT = 1024
 TOKEN = 7  # the only token of every text
+ONLY_COPIES = -1  # stands for the draft length of rounds without a network
 
 
 @dataclass(slots=True)
@@ -93,7 +94,9 @@ class StubRounds:
         if seats and (not chunks or missed):
             self.rounds += 1
         self.drafting += longest > 0
-        drafting = sum(seat.max_draft > 0 for seat in seats)
+        drafting = sum(seat.longest > 0 for seat in seats)
+        if not longest and drafting:
+            longest = ONLY_COPIES
         return chunks, landed, Times(step=took, verify=took), self._free_at, longest, drafting
 
     def wait(self, ticket: Ticket) -> None:

@@ -88,7 +88,7 @@ class WatchedRounds(PortableRounds):
     ) -> Ticket:
         self._changes.apply(self._upload)
         for seat in seats:
-            assert self._state.lengths[seat.lane] + seat.max_draft + 1 <= context
+            assert self._state.lengths[seat.lane] + seat.longest + 1 <= context
         return super().launch(chunks, seats, drafter=drafter, context=context, masked=masked)
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:

@@ -34,7 +34,7 @@ from paceline.config import EngineConfig
 from paceline.drafters.block.drafter import BlockDrafter
 from paceline.drafters.eagle.drafter import SHAPE, EagleDrafter
 from paceline.drafters.prediction import PREDICTION
-from paceline.drafters.registry import find
+from paceline.drafters.registry import LOOKUPS, PORTFOLIO, find
 from paceline.engine.assemble import Parts, assemble
 from paceline.engine.engine import Engine
 from paceline.engine.stats import EngineStats
@@ -63,6 +63,7 @@ class Setup:
 
     target: str  # a shape, a config.json, or a model
     drafter: str | None = None  # a shape, a config.json, a model, or any drafter of the registry
+    portfolio: bool = False  # the lookup `ngram` is loaded beside it, and the portfolio of both drafts
     batches: tuple[int, ...] = (1,)
     draft: int = 4  # tokens of every draft; if the engine chooses them, of the longest
     governed: bool = False  # the engine chooses the lengths of drafts, as it does on real prompts
@@ -89,8 +90,12 @@ class Setup:
             raise InvalidRequest(f"acceptance must be above 0 and at most 1, not {self.acceptance:g}")
         if self.prompts and self.acceptance is not None:
             raise InvalidRequest("--acceptance is for random prompts: on real ones the target decides")
-        if self.drafter is None and (self.off or self.governed or self.acceptance is not None):
-            raise InvalidRequest("--off, --governed and --acceptance speak of a drafter: name one with --drafter")
+        if self.drafter is None and (self.off or self.governed or self.portfolio or self.acceptance is not None):
+            raise InvalidRequest(
+                "--off, --governed, --portfolio and --acceptance speak of a drafter: name one with --drafter"
+            )
+        if self.portfolio and self.drafter in LOOKUPS:
+            raise InvalidRequest(f"--portfolio adds a lookup to a head or a model, and {self.drafter} is a lookup")
         for mix in self.mixes:
             if mix.count > min(self.batches):
                 raise InvalidRequest(f"mix {mix} needs {mix.count} requests at once, a batch has {min(self.batches)}")
@@ -205,7 +210,7 @@ def build(setup: Setup, *, drafting: bool) -> Parts:
     model = setup.target if config.is_split else ready(setup.target, setup)
     parts = assemble(
         model,
-        drafters=[drafter_words(setup)] if drafting else [],
+        drafters=drafters_of(setup) if drafting else [],
         format=setup.format,
         device=setup.device,
         threads=setup.threads,
@@ -225,6 +230,11 @@ def ready(name: str, setup: Setup) -> ReadyModel:
     if is_shape(name):
         return ready_shape(name, format=setup.format, device=setup.device, kv_format=setup.kv_format, seed=setup.seed)
     return read_model(name, format=setup.format, device=setup.device, kv_format=setup.kv_format)
+
+
+def drafters_of(setup: Setup) -> list[str]:
+    """List the drafters of the engine that speculates, in the registry's syntax."""
+    return [drafter_words(setup), *(["ngram", PORTFOLIO] if setup.portfolio else [])]
 
 
 def drafter_words(setup: Setup) -> str:

@@ -173,7 +173,8 @@ def text(record: Record) -> str:
     """The record for people: the machine, and a table."""
     machine, setup = record["machine"], record["setup"]
     most = "at most " if setup["governed"] or setup["prompts"] else ""
-    drafter = f" + {setup['drafter']}, {most}{setup['draft']} drafted" if setup["drafter"] else ""
+    beside = " and ngram, as a portfolio" if setup["portfolio"] else ""
+    drafter = f" + {setup['drafter']}{beside}, {most}{setup['draft']} drafted" if setup["drafter"] else ""
     lines = [
         f"{setup['target']}{drafter} · {_prompts(setup)}, {setup['output_tokens']} tokens out, greedy",
         f"{machine.get('gpu') or machine['cpu']} · torch {machine['torch']} · paceline {machine['paceline']} "

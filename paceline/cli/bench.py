@@ -96,6 +96,9 @@ def _add_models(parser: ArgumentParser) -> None:
         "only)",
     )
     formats = ", ".join(FORMATS)
+    parser.add_argument(
+        "--portfolio", action="store_true", help="load ngram beside the drafter, and draft with the portfolio of both"
+    )
     parser.add_argument("--format", choices=FORMATS, default="auto", metavar="FORMAT", help=f"of the target: {formats}")
     parser.add_argument(
         "--drafter-format", choices=FORMATS, metavar="FORMAT", help="of the drafter (default: as the engine chooses)"
@@ -222,6 +225,7 @@ def _setup(args: Namespace) -> Setup:
     return Setup(
         target=args.target,
         drafter=args.drafter,
+        portfolio=args.portfolio,
         batches=args.batch,
         draft=args.draft,
         governed=args.governed,

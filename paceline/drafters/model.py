@@ -215,6 +215,8 @@ class ModelOnDevice:
         """`mask`: the token of drafted positions of a PARD model."""
         self.forward = forward
         self.reader = None if shares_kv else forward
+        # Its later passes read the tokens drafted so far, and it keeps their keys and values.
+        self.reads_draft = not shares_kv and mask is None
         self._mask = mask
 
     def draft(self, round: DraftingRound) -> None:

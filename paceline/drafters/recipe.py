@@ -48,6 +48,9 @@ class BuildContext:
 OnDevice = Callable[[Drafter | None, Forward], DeviceDrafter]
 """(the drafter that `build` returned, the target) → the drafter that runs inside rounds on the device."""
 
+OfMembers = Callable[[Mapping[str, DeviceDrafter]], DeviceDrafter]
+"""(the drafters that run inside rounds on the device, by name) → a drafter that is made of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
@@ -66,6 +69,7 @@ class Recipe:
     vocabulary: int | None = None  # tokens of the target that it can draft; None: all
     model: ReadyModel | None = None
     on_device: OnDevice | None = None  # None: only the host can run it
+    of_members: OfMembers | None = None  # None: it is not made of the other drafters
     profile: Callable[[int, int], None] | None = None  # (rows, rows with logits) → run the largest pass on the device
 
     @property

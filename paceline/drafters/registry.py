@@ -14,7 +14,8 @@
     layers:N, layers:auto          the target's own first layers, on its KV memory; auto: on a CPU
     recycling                      on a CPU: the target's own likeliest tokens after each token, from earlier rows
     lookahead                      on a CPU: n-grams that the target guesses beside its verification
-    portfolio                      on a CPU: all other drafters that are loaded; there by itself where they are several
+    portfolio                      all other drafters that are loaded, on a GPU a network and a lookup of them; there by
+                                   itself where they are several
     mine, mine:whatever            your own kind, after `register("mine", …)`
     theirs, theirs:whatever        a kind of another installed package, by its entry point in `paceline.drafters`
 
@@ -80,7 +81,7 @@ REGISTRY: dict[str, DrafterKind] = {
     layers.NAME: DrafterKind(layers.recipe, on_gpu="device", computes=True, splits=True),
     recycling.NAME: DrafterKind(recycling.recipe),
     lookahead.NAME: DrafterKind(lookahead.recipe),
-    portfolio.PortfolioDrafter.name: DrafterKind(portfolio.recipe),
+    portfolio.PortfolioDrafter.name: DrafterKind(portfolio.recipe, on_gpu="device"),
 }
 
 BUILT_IN = frozenset(REGISTRY)
@@ -207,7 +208,7 @@ def recipe(words: str, target: ReadyModel, *, progress: Progress | None = None) 
     if kind is not None:
         make = kind.make if name in BUILT_IN else _foreign(name, kind)
         made = make(options, target, progress)
-        if kind.on_gpu == "device" and made.on_device is None and target.device != "cpu":
+        if kind.on_gpu == "device" and target.device != "cpu" and made.on_device is None and made.of_members is None:
             raise InvalidRequest(
                 f"drafter {name!r} is meant for a GPU (on_gpu='device'), but its recipe has no on_device that returns "
                 "a paceline.drafters.DeviceDrafter"

@@ -113,13 +113,17 @@ class Accounting:
             sequence.lateness = lateness(sequence, target=target, now=self._clock())
             self._governor.knows_late = True
         counters.count_step(drafted, accepted)
-        if work.draft.by is not None:
-            counters.count_member(work.draft.by, drafted, accepted)
+        member = work.member or work.draft.by
+        if member is not None:
+            counters.count_member(member, drafted, accepted)
         stats.output_tokens += kept
         stats.drafted += drafted
         stats.accepted += accepted
         if (drafted or work.max_draft) and not work.forced and sequence.finish is None:
-            self._governor.learn(sequence, drafter=work.drafter, drafted=work.depth, accepted=accepted)
+            if not work.max_copy or (work.by_network and not work.copied):
+                self._governor.learn(sequence, drafter=work.drafter, drafted=work.depth, accepted=accepted)
+            elif work.by_network:  # a copy says nothing of the network whose place it took
+                self._governor.tell(work.drafter)
         if work.predicted:
             counters.prediction_accepted += accepted
             counters.prediction_rejected += drafted - accepted

@@ -28,6 +28,7 @@ from paceline.runner.loading.models import ReadyModel
 from paceline.runner.loading.stages import stage
 from paceline.runner.rounds.graphs import Prepared
 from paceline.runner.rounds.protocol import DeviceDrafter
+from paceline.runner.rounds.traits import network_of
 
 if TYPE_CHECKING:
     from paceline.runner.rounds.cuda import CudaRounds
@@ -102,6 +103,9 @@ def prepare(
     if rounds is None:
         return None
     longest = {name: guard.max_draft for name, guard in guards.items()}
+    for name in rounds.drafters:
+        if (network := network_of(name, rounds.drafters)) in guards:
+            longest[name] = guards[network].max_draft
     hosts = [guards[name].max_draft for name in recipes if name in guards and name not in rounds.drafters]
     offers = min(max(hosts, default=0), config.max_draft)
     report = recording or (lambda done, total: None)
@@ -132,6 +136,7 @@ def _rounds(
     drafters = {
         name: _checked(name, make(built[name], forward)) for name, make in inside_rounds(recipes, built).items()
     }
+    drafters = with_portfolio(recipes, drafters)
     rounds = CudaRounds(
         forward,
         lanes=config.max_sequences,
@@ -156,6 +161,14 @@ def inside_rounds(recipes: Mapping[str, Recipe], built: Mapping[str, Drafter | N
         for name, made in recipes.items()
         if made.on_device is not None and (alone or name not in predicting)
     }
+
+
+def with_portfolio(recipes: Mapping[str, Recipe], drafters: Mapping[str, DeviceDrafter]) -> dict[str, DeviceDrafter]:
+    """Return the drafters of rounds with one that is made of the others, if a recipe asks for it.
+
+    It comes first: it is the default, and graphs are recorded in this order."""
+    made = {name: one.of_members(drafters) for name, one in recipes.items() if one.of_members is not None}
+    return {**made, **drafters}
 
 
 def _building_order(made: Recipe) -> tuple[bool, int]:

@@ -34,7 +34,7 @@ from paceline.kv.following import Reader
 from paceline.kv.pages import PagePool
 from paceline.runner.lanes import Lanes
 from paceline.runner.rounds.protocol import Chunk, Landed, Offer, Rounds, Seat, Ticket, Times
-from paceline.runner.rounds.traits import drafter_of, drafts_trees
+from paceline.runner.rounds.traits import drafter_of, drafts_trees, network_of
 from paceline.types import Off, OffKind, Rule, Verdict
 
 DEPTH = 1  # steps that may be in flight while the host plans another
@@ -75,7 +75,8 @@ class DeviceStepper:
         self._hearing = Hearing(rounds)
         # Drafters with keys and values of their own: those that read tokens, and heads, which read hidden states.
         own = [name for name in rounds.drafters if name in rounds.readers or name in self._hearing.heads]
-        self._readers = {name: Reader(pool) for name in own}
+        readers = {network_of(name, rounds.drafters): Reader(pool) for name in own}
+        self._readers = {name: readers[network_of(name, rounds.drafters)] for name in own}
         assert governor.in_rounds is not None, "this governor knows of no rounds"
         self._governor, self._in_rounds = governor, governor.in_rounds
         self._max_step_tokens = max_step_tokens
@@ -136,7 +137,7 @@ class DeviceStepper:
         waited = self._landed_at - began
         chunks, seats, times = self._rounds.collect(launched.ticket)
         self._step_seconds = times.step
-        if launched.drafter is not None and any(work.max_draft and not work.forced for work in launched.seats):
+        if launched.drafter is not None and any(work.by_network and not work.forced for work in launched.seats):
             self._in_rounds.charge(launched.drafter, batch=len(launched.seats), seconds=times.step)
         works, ended = [], []
         all_works, outcomes = [*launched.reading, *launched.seats], [*chunks[launched.extra :], *seats]
@@ -218,13 +219,16 @@ class DeviceStepper:
         wanting = [work for work in seats if work.max_draft and not work.forced]
         drafter = self._choose_drafter(wanting, seats, reading)
         offers = forced | self._make_offers(wanting)
+        for work in seats:
+            work.by_network = work.max_draft
+        self._in_rounds.copies.share(wanting, drafter)
         read_along = self._catch_up(seats) if drafter in self._rounds.readers else []
         extra = [*read_along, *self._hearing.catch_up(seats, drafter)]
         chunks = [self._chunk(work, drafter) for work in reading]
         for work in reading:
             work.sequence.in_flight.launch(work.count, work.samples, 0, offered=False)
         for work in seats:
-            offered = work.forced or work.drafted_from >= 0
+            offered = work.forced or work.drafted_from >= 0 or not work.by_network  # a copy reads no states
             work.sequence.in_flight.launch(0, True, work.max_draft, offered=offered)
         ticket = self._rounds.launch(
             [*extra, *chunks],
@@ -263,7 +267,8 @@ class DeviceStepper:
         for work in works:
             key = work.sequence.key
             offer, tapped, seat = offers.get(key), reads(work.sequence), kept.get(key)
-            if seat is None or (seat.max_draft, seat.offer, seat.tapped) != (work.max_draft, offer, tapped):
+            wanted = work.by_network, offer, tapped, work.max_copy, work.sure
+            if seat is None or (seat.max_draft, seat.offer, seat.tapped, seat.max_copy, seat.sure) != wanted:
                 kept[key] = seat = _seat(work, offer, price, tree=tree, tapped=tapped)
             seats.append(seat)
         return seats
@@ -348,17 +353,19 @@ class DeviceStepper:
 
     def _settle(self, work: Work, landed: Landed) -> None:
         """Set draft, verdict, scores and states of a work from its outcome."""
-        path, drafted, tokens, parents, work.scores, work.prompt_scores, work.states, work.features = landed
+        path, drafted, tokens, parents, work.scores, work.prompt_scores, work.states, work.features, match = landed
         if not tokens:
             return
+        if match is not None:
+            self._in_rounds.copies.learn(work, landed)
         sequence = work.sequence
         length = len(sequence.tokens)
-        if work.max_draft and not work.forced and work.drafter is not None:
+        if work.by_network and not work.forced and work.drafter is not None:
             follower = sequence.in_flight.follower
             if work.drafter in self._rounds.readers and follower is not None:
                 # The drafter has read its drafted tokens but the last one; the accepted ones among them stay valid.
-                follower.reach(length + min(len(path), work.max_draft - 1))
-            elif drafted and work.drafter in self._hearing.heads:
+                follower.reach(length + min(len(path), work.by_network - 1))
+            elif (drafted if match is None else match.drafted) and work.drafter in self._hearing.heads:
                 self._hearing.reach(sequence, length - 1, work.drafter)
         work.drafted = len(drafted)
         work.predicted = not work.forced and sequence.predicts(drafted, by=work.drafter)
@@ -385,12 +392,13 @@ class DeviceStepper:
         if drafter is None:
             return
         drafted = sum([work.drafted for work in works if work.drafter == drafter])
-        if drafted:
+        if drafted and any(work.by_network for work in works):
             self._governor.cost.observe_draft(drafter, tokens=drafted, depth=drafted, seconds=times.draft)
 
 
 def _seat(work: Work, offer: Offer | None, price: float, *, tree: bool, tapped: bool) -> Seat:
-    speculation, sampler = work.sequence.request.speculation, work.sequence.sampler
+    sequence = work.sequence
+    speculation, sampler = sequence.request.speculation, sequence.sampler
     rule = in_use(speculation.rule)
     # A greedy drafter has no distributions, and one that knows no grammar has others than the masked ones. The coupled
     # rule leaves the distribution unchanged, too. Trees have no distributions either.
@@ -400,4 +408,5 @@ def _seat(work: Work, offer: Offer | None, price: float, *, tree: bool, tapped: 
     if rule.wants_confidence and (tree or offer is not None):
         rule = Rule.THRESHOLD  # nobody knows how sure the drafter was
     least = 0.0 if rule.threshold is None else speculation.min_likelihood
-    return Seat(work.sequence.lane, work.max_draft, offer, price, rule, least, speculation.p_min, tapped)
+    asked = sequence.lane, work.by_network, offer, price, rule, least, speculation.p_min, tapped
+    return Seat(*asked, max_copy=work.max_copy, sure=work.sure)

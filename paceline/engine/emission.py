@@ -53,7 +53,7 @@ def event(work: Work, verdict: Verdict, kept: Seq[int], text: str) -> TokenEvent
         sequence.sample,
         tuple(kept),
         origins(len(verdict.path), len(kept)) if drafted else ALL_PLAIN[: len(kept)],
-        (work.draft.by or work.drafter) if drafted and not work.forced else None,
+        (work.member or work.draft.by or work.drafter) if drafted and not work.forced else None,
         drafted,
         len(verdict.path),
         text,

@@ -29,7 +29,7 @@ from paceline.engine.stats import Prices
 from paceline.engine.targets import GRANTED_TOKENS, NO_GRANTS, Grants, grants_of
 from paceline.engine.truth import Truth
 from paceline.runner.rounds.protocol import Rounds
-from paceline.runner.rounds.traits import drafter_of, longest_draft
+from paceline.runner.rounds.traits import drafter_of, longest_draft, network_of
 from paceline.types import Off, OffKind
 
 # Prices (probabilities) that `Ask` carries until some are measured: about those of SmolLM2 on two cores. Without them
@@ -140,6 +140,8 @@ class Governor:
             wishes.append(self._wish(sequence, terms.get(drafter or "")))
         if self.in_rounds is not None:
             wishes = self.in_rounds.limited(sequences, wishes, seconds)
+            if not self._over:
+                wishes = self.in_rounds.copies.plan(sequences, wishes, self._useful_to_copy)
         total = min(rows, self._config.max_draft_tokens)
         if sum(wishes) <= total:
             return wishes
@@ -241,6 +243,11 @@ class Governor:
         """Let the pace of a sequence with a drafter start from past drafts."""
         pace.begin(self._populations.of(drafter, sequence.request.kind))
 
+    def tell(self, drafter: str | None) -> None:
+        """Note that a round with passes of a drafter was judged, in which another draft took the place of its own."""
+        if self.in_rounds is not None and not self._config.fixed_draft:
+            self.in_rounds.judged.add(drafter)
+
     def forget(self, drafter: str) -> None:
         """Forget what is known of a drafter that was unloaded: another one may get its name."""
         self._limits = {key: limit for key, limit in self._limits.items() if key[0] != drafter}
@@ -305,8 +312,16 @@ class Governor:
             pace.resume()
         return terms._replace(entry=entry, price=terms.price / worth)
 
+    def _useful_to_copy(self, sequence: Sequence) -> int:
+        """Return the longest copy that a sequence can use, whatever the network of its drafter may draft."""
+        if len(sequence.tokens) > self._config.max_draft_context:
+            return 0
+        own, state = sequence.request.speculation.max_draft, sequence.in_flight
+        useful = min(sequence.max_length - state.least - 1, self._lane_length - state.most) - len(sequence.tokens)
+        return useful if own is None else min(useful, own)
+
     def _terms(self, drafter: str, guarded: Off | None, *, batch: int, by_cost: bool) -> Terms:
-        guard, off, longest = self._drafters.get(drafter), guarded, self._longest(drafter, batch)
+        guard, off, longest = self._guard(drafter), guarded, self._longest(drafter, batch)
         copies = self.copies_only and self._may_copy(drafter)
         if copies:
             off, longest = None, min(longest, COPIED_TOKENS)
@@ -345,13 +360,18 @@ class Governor:
         """Return the tokens of a drafter's longest draft for one of `batch` sequences: limits that never change."""
         if (drafter, batch) not in self._limits:
             rounds, limits = self._rounds, [self._config.max_draft]
-            if drafter in self._drafters:
-                limits.append(self._drafters[drafter].max_draft)
+            if (guard := self._guard(drafter)) is not None:
+                limits.append(guard.max_draft)
             if rounds is not None:
                 inside = drafter_of(rounds.drafters.get(drafter), batch, rounds.max_draft)
                 limits.append(rounds.max_draft if inside is None else longest_draft(inside, rounds.max_draft))
             self._limits[drafter, batch] = min(limits)
         return self._limits[drafter, batch]
+
+    def _guard(self, drafter: str) -> Guard | None:
+        """Return the guard of a drafter, whose limits hold on a device, too; for a portfolio there, its network's."""
+        inside = {} if self._rounds is None else self._rounds.drafters
+        return self._drafters.get(network_of(drafter, inside) if drafter in inside else drafter)
 
     def _ends_drafts(self, drafter: str) -> bool:
         if drafter not in self._enders:

@@ -16,7 +16,7 @@ from collections.abc import Sequence as Seq
 from paceline.engine.scheduler import Work
 from paceline.engine.sequence import Sequence
 from paceline.runner.rounds.protocol import Chunk, Rounds
-from paceline.runner.rounds.traits import added_by, head_of, held_by
+from paceline.runner.rounds.traits import added_by, head_of, held_for
 
 
 class Hearing:
@@ -24,7 +24,9 @@ class Hearing:
         self._rounds = rounds
         # Drafters with a head that reads hidden states → positions of a sequence whose states are held.
         self.heads = {
-            name: held_by(by, rounds.max_draft) for name, by in rounds.drafters.items() if head_of(by) is not None
+            name: held_for(name, rounds.drafters, rounds.max_draft)
+            for name, by in rounds.drafters.items()
+            if head_of(by) is not None
         }
 
     def catch_up(self, seats: Seq[Work], drafter: str | None) -> list[Chunk]:
@@ -33,9 +35,9 @@ class Hearing:
             return []
         usual = self._usual(drafter)
         plain = [work for work in seats if not work.sequence.in_flight.drafts]  # a draft reads what is held itself
-        lags = [(work, _unheard(work.sequence)) for work in plain if work.sequence.drafter == drafter]
+        lags = [(work, _most_unheard(work.sequence)) for work in plain if work.sequence.drafter == drafter]
         full = any(lag >= self.heads[drafter] - usual for _, lag in lags)
-        late = [work.sequence for work, lag in lags if lag > usual and (full or work.max_draft)]
+        late = [work.sequence for work, lag in lags if lag > usual and (full or work.by_network)]
         for sequence in late:
             self.reach(sequence, _known_end(sequence), drafter)
         return [Chunk(each.lane, _known_end(each) - 1, 1, draws=False, target=False, drafts=True) for each in late]
@@ -70,9 +72,10 @@ class Hearing:
         return added_by(self._rounds.drafters[drafter], self._rounds.max_draft)
 
 
-def _unheard(sequence: Sequence) -> int:
-    """Count the positions whose states the head has not read."""
-    return _known_end(sequence) - sequence.in_flight.heard
+def _most_unheard(sequence: Sequence) -> int:
+    """Count the positions whose states the head has not read, if copies in flight are right."""
+    state = sequence.in_flight
+    return _known_end(sequence) - state.heard + state.most - state.least
 
 
 def _known_end(sequence: Sequence) -> int:

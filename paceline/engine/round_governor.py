@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from statistics import linear_regression
 from typing import NamedTuple
 
+from paceline.engine.copies import Copies
 from paceline.engine.host_times import HostTimes
 from paceline.engine.rests import MAX_REST, PLAIN, Chance, Rests, Trials, rest_after, speeds
 from paceline.engine.sequence import Sequence
@@ -47,6 +48,7 @@ class RoundGovernor:
         `longest`: tokens of a drafter's longest draft for one of so many sequences."""
         self.host = HostTimes()
         self.judged: set[str | None] = set()  # drafters with drafts that were judged since the last step was planned
+        self.copies = Copies(rounds)
         self._rounds = rounds
         self._max_draft = max_draft
         self._weighs = weighs
@@ -79,11 +81,14 @@ class RoundGovernor:
         batch = len(sequences)
         resting = self._resting(drafters, batch=batch)
         awake = [name for name in drafters if name not in resting] if self._weighs else []
+        self.copies.pause(())
         if not awake:
             return resting, {}
         masked = any(each.caution.rounds for each in sequences if each.caution is not None)
         seconds = self._round_seconds(awake, batch=batch, masked=masked)
-        return resting | self._on_trial([name for name in awake if name not in seconds], batch=batch), seconds
+        trying = self._on_trial([name for name in awake if name not in seconds], batch=batch)
+        self.copies.pause(trying)
+        return resting | trying, seconds
 
     def limited(self, sequences: Seq[Sequence], wishes: list[int], seconds: Mapping[str, list[float]]) -> list[int]:
         """Return drafts no longer than pay; `seconds`: of rounds, by drafters for which they are known."""
@@ -185,9 +190,15 @@ class RoundGovernor:
     def _best_length(self, sequences: Seq[Sequence], wishes: Seq[int], drafter: str, seconds: list[float]) -> int:
         pairs = [*zip(sequences, wishes, strict=True)]
         chances = [Chance(*s.pace.recent(), wish) if wish else PLAIN for s, wish in pairs]
-        batch = len(sequences)
-        speed = speeds(chances, seconds, self._levels(drafter, batch))
-        length = speed.index(max(speed)) if max(speed) > WORTHWHILE * speed[0] else 0
+        batch, levels, shares = len(sequences), self._levels(drafter, len(sequences)), self.copies.shares(sequences)
+        used = [
+            chance if not share else chance._replace(found=chance.found * (1 - share))
+            for chance, share in zip(chances, shares, strict=True)
+        ]
+        speed = speeds(used, seconds, levels)
+        length = _best_of(speed)
+        if not length and any(shares) and _best_of(speeds(chances, seconds, levels)):
+            return self._plain(pairs)  # no rest: it pays again as soon as these texts repeat no longer
         tried = self._trials.end(drafter, pays=length > 0)
         self._best[drafter] = Best(length, batch, min(batch // LOOK_SEQUENCES, MAX_KEPT), seconds)
         if length:
@@ -196,9 +207,15 @@ class RoundGovernor:
             return length
         begins, length = drafter not in self._rests, self._probe(drafter, wishes, speed, seconds, tried=tried)
         for sequence in (sequence for sequence, wish in pairs if wish):
-            sequence.off = PLAIN_FASTER
             sequence.pace.pauses += begins
+        self._plain(pairs)
         return length
+
+    def _plain(self, pairs: Seq[tuple[Sequence, int]]) -> int:
+        """Say why the sequences that wish for a draft get none; returns its length."""
+        for sequence in (sequence for sequence, wish in pairs if wish):
+            sequence.off = PLAIN_FASTER
+        return 0
 
     def _probe(self, drafter: str, wishes: Seq[int], speed: Seq[float], seconds: Seq[float], *, tried: int) -> int:
         """Return the draft length of a probe before a rest, the fastest but 0. No probe (0) if the drafter rests
@@ -239,6 +256,11 @@ def _missed(sequence: Sequence) -> int:
     """Count the tokens of a sequence that a model on the device must read before it can draft."""
     state = sequence.in_flight
     return len(state.unread(len(sequence.tokens)) or ()) if state.follower is not None else 0
+
+
+def _best_of(speed: Seq[float]) -> int:
+    """Return the draft length with the highest speed; 0 if no draft is worth while."""
+    return speed.index(max(speed)) if max(speed) > WORTHWHILE * speed[0] else 0
 
 
 def _pays(speed: Seq[float]) -> bool:

@@ -62,6 +62,11 @@ class Work:
     unmasked: bool = False  # a seat of a device's round with a grammar that checks its tokens when they have landed
     void: bool = False  # a seat of a device's round that adds nothing: its mask is not there, or the text was cut
     in_place: bool = False  # the device has moved keys and values of accepted nodes to their positions
+    by_network: int = 0  # of `max_draft`, tokens that a device may draft otherwise than by copies of a portfolio
+    max_copy: int = 0  # of `max_draft`, tokens that such a copy may have; 0: nobody looks
+    sure: int = 0  # tokens of a match from which there is one; 0: never
+    copied: bool = False  # the draft was such a copy
+    member: str | None = None  # of a portfolio on a device, which has drafted
     tokens: Seq[
         int
     ] = ()  # new tokens, set with the verdict or when they are committed: accepted ones, the target's own
@@ -100,7 +105,8 @@ class Work:
 
     def go_plain(self, reason: Off) -> None:
         """Ask for no draft in this step, and say why."""
-        self.max_draft, self.sequence.off = 0, reason
+        self.max_draft = self.by_network = self.max_copy = 0
+        self.sequence.off = reason
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from paceline.drafters.prediction import Trail
 from paceline.engine.caution import Caution
+from paceline.engine.copying import Copying
 from paceline.engine.in_flight import InFlight
 from paceline.engine.pace import Pace
 from paceline.engine.pooling import Pool
@@ -50,6 +51,7 @@ class Sequence:
     in_flight: InFlight = field(default_factory=InFlight)
     caution: Caution | None = None  # of a sequence with a grammar that runs on a device
     lateness: float = 0.0  # time per output token by the request's target, above 1: late; 0: no target, or not known
+    copying: Copying | None = None  # of a sequence that a portfolio on a device drafts for
     finish: Finish | None = None
     stopped_by: str | int | None = None
     error: str | None = None  # error of this sequence alone

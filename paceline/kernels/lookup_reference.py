@@ -8,6 +8,8 @@ its request predicts, as drafters/prediction.py does. What follows the longest m
                  prediction since the last match of two tokens; a short match counts only near that place
 
 Of matches of the same length, that in the prediction is taken.
+
+`copy_sure` lets what follows a long match in the own text take the place of a draft that a network has made.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.round_reference import DeviceLanes
+from paceline.kernels.tree_reference import TreeLanes
 
 SIZE_SHIFT = 24  # bits; a found n-gram is (its length << SIZE_SHIFT) + the position where it ends
+DRAFTED = 1 << 30  # bit of a report of `copy_sure`: the seat had a draft before
 # Chosen on edits of code and text: docs/experiments.md, "Predictions: where to look again after an edit".
 MAX_MATCH_TOKENS = 6  # longest match that is counted, in tokens
 FAR_MATCH_TOKENS = 3  # shortest match further than `NEAR_TOKENS` from the expected place
@@ -61,6 +65,47 @@ def lookup(
         count = torch.where(key > 0, count, 0)
     found.copy_(count[:, 0])
     state.tokens[lane] = torch.where((end >= length) & (end - length < count), copied, history)
+
+
+def copy_sure(
+    state: TreeLanes,
+    *,
+    seats: Tensor,
+    limits: Tensor,
+    sure: Tensor,
+    min_ngram: int,
+    max_ngram: int,
+    found: Tensor,
+    matches: Tensor,
+    ahead: Tensor | None = None,
+    pdl: bool = False,
+) -> None:
+    """Let a copy, at most `limits` [seats] tokens, take the place of a seat's draft where its text repeats surely.
+
+    That is where the longest match in the own text has at least `sure` [seats] tokens; 0: never. `found` [seats] has
+    the lengths of the drafts, and gets those of the copies, which are chains. `matches` [seats] gets the longest match
+    of every seat, used or not: its size << SIZE_SHIFT + the position where it ends, + DRAFTED if there was a draft.
+    `ahead` [seats] gets the lane into which further drafted tokens go: the dummy lane where a copy must stay."""
+    lane, width = seats.long(), state.tokens.shape[1]
+    assert width < 1 << SIZE_SHIFT, f"{width} tokens a lane do not fit a key"
+    assert max_ngram << SIZE_SHIFT < DRAFTED, f"a match of {max_ngram} tokens does not fit a report"
+    history = state.tokens[lane]  # [seats, width]
+    length = state.lengths[lane].long()[:, None]
+    end = torch.arange(width, device=seats.device)
+    size = _matched(history, length, history, length, max_ngram)
+    key = torch.where(size >= min_ngram, (size << SIZE_SHIFT) + end, 0).amax(1, keepdim=True)
+    key = torch.where(lane[:, None] == state.dummy, 0, key)
+    source = key & ((1 << SIZE_SHIFT) - 1)
+    count = torch.minimum(limits.long()[:, None], width - length).clamp(min=0)
+    copies = (sure[:, None] > 0) & (key >> SIZE_SHIFT >= sure[:, None]) & (count > 0)  # [seats, 1]
+    copied = history.gather(1, source + (end - length).clamp(min=0) % (length - source))
+    matches.copy_((key[:, 0] + torch.where(found > 0, DRAFTED, 0)).int())
+    found.copy_(torch.where(copies[:, 0], count[:, 0], found))
+    if ahead is not None:
+        ahead.copy_(torch.where(copies[:, 0], state.dummy, seats))
+    state.tokens[lane] = torch.where(copies & (end >= length) & (end - length < count), copied, history)
+    chain = torch.arange(-1, state.parents.shape[1] - 1, dtype=torch.int32, device=seats.device)
+    state.parents[lane] = torch.where(copies, chain, state.parents[lane])
 
 
 def _find_predicted(

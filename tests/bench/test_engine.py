@@ -208,6 +208,12 @@ def test_how_a_drafter_is_named(drafter: str, format: Any, words: str) -> None:
     assert bench.drafter_words(replace(SETUP, drafter=drafter, drafter_format=format)) == words
 
 
+def test_a_portfolio_has_a_lookup_beside_the_drafter() -> None:
+    setup = replace(SETUP, drafter="eagle:smollm2", portfolio=True)
+    assert bench.drafters_of(setup) == ["eagle:smollm2", "ngram", "portfolio"]
+    assert bench.drafters_of(replace(setup, portfolio=False)) == ["eagle:smollm2"]
+
+
 def test_a_format_that_would_be_ignored_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="drafter-format is for a model"):
         bench.drafter_words(replace(SETUP, drafter="ngram", drafter_format="int4"))
@@ -222,6 +228,8 @@ def test_a_format_that_would_be_ignored_is_refused() -> None:
         ({"drafter": None, "off": True}, "name one with --drafter"),
         ({"drafter": None, "acceptance": 0.5}, "name one with --drafter"),
         ({"drafter": None, "governed": True}, "name one with --drafter"),
+        ({"drafter": None, "portfolio": True}, "name one with --drafter"),
+        ({"drafter": "ngram", "portfolio": True}, "ngram is a lookup"),
     ],
 )
 def test_what_cannot_be_measured(changes: dict[str, Any], message: str) -> None:
@@ -309,6 +317,11 @@ def test_synthetic_numbers_are_called_so_everywhere() -> None:
     assert "SYNTHETIC acceptance of 0.8" in text
     assert [line.split()[1] for line in text.splitlines() if line.split()[:1] == ["2"]] == ["plain", "synthetic", "off"]
     assert "SYNTHETIC" not in engine_record.text(engine_record.record(measured(PLAIN, FAST), command=""))
+
+
+def test_a_portfolio_is_told() -> None:
+    record = engine_record.record(measured(PLAIN, FAST, drafter="small", portfolio=True), command="")
+    assert "tiny + small and ngram, as a portfolio, 4 drafted" in engine_record.text(record)
 
 
 @pytest.mark.parametrize(("changes", "told"), [({}, "ngram, 4"), ({"governed": True}, "ngram, at most 4")])

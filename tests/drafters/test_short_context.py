@@ -14,8 +14,9 @@ from paceline.llm import LLM
 from paceline.types import OFF, Request, SamplingParams, Speculation
 from tests.cli.tiny_model import write_model
 from tests.rig import build
-from tests.rig_drafters import DEVICE_RIGS
+from tests.rig_drafters import DEVICE_RIGS, PortfolioRig
 from tests.runs import prompt, run
+from tests.tiny_models import TARGET
 from tests.toy import ToyForward
 
 OPTIONS = {"max_context": 200, "max_sequences": 2, "kv_memory": 1 << 23, "measure_cost": False, "device": "cpu"}
@@ -75,17 +76,20 @@ def asked(tokens: int) -> list[Request]:
     return [Request(id=str(i), prompt=prompt(tokens + i, seed=i), sampling=each) for i, each in enumerate(params)]
 
 
-def test_a_device_stops_there_too() -> None:
-    """The drafter of the rounds has the limit of the one on the host, from which it was made."""
+@pytest.mark.parametrize("name", ["model", "portfolio"])
+def test_a_device_stops_there_too(name: str) -> None:
+    """The drafter of the rounds has the limit of the one on the host, from which it was made; a portfolio that of its
+    network."""
 
     def make(context: BuildContext, backend: str) -> Drafter:
         return short_drafter(context, ToyForward(num_pages=context.pool.num_pages))
 
-    told = run(build("toy", {"model": make}, on_device={"model": DEVICE_RIGS["good"]}), asked(10))
+    portfolio = {"portfolio": PortfolioRig(TARGET, of="model")} if name == "portfolio" else {}
+    told = run(build("toy", {"model": make}, on_device={**portfolio, "model": DEVICE_RIGS["good"]}), asked(10))
     plain = run(build("toy"), asked(10))
     assert {key: each.tokens for key, each in told.items()} == {key: each.tokens for key, each in plain.items()}
     assert all(0 < each.stats.drafted <= 2 * SHORT for each in told.values())
-    assert all("drafter model knows 40" in str(each.stats.off_reason) for each in told.values())
+    assert all(f"drafter {name} knows 40" in str(each.stats.off_reason) for each in told.values())
 
 
 @pytest.mark.parametrize("tokens", [5, 20, 34])

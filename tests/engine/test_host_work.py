@@ -13,7 +13,7 @@ import pytest
 from paceline.types import Request, SamplingParams
 from tests.calls import count_calls
 from tests.rig import build
-from tests.rig_drafters import EagleMade
+from tests.rig_drafters import EagleMade, PortfolioRig
 from tests.runs import prompt
 from tests.tiny_models import TARGET
 
@@ -38,8 +38,8 @@ def calls_in(batch: int, on_device: Mapping[str, Any]) -> int:
 
 @pytest.mark.parametrize(
     ("on_device", "most"),
-    [({}, 13), ({"good": TARGET}, 34), ({"eagle": EagleMade()}, 26)],
-    ids=["plain", "model", "head"],
+    [({}, 13), ({"good": TARGET}, 34), ({"eagle": EagleMade()}, 26), ({"portfolio": PortfolioRig(EagleMade())}, 33)],
+    ids=["plain", "model", "head", "portfolio"],
 )
 def test_one_more_sequence_takes_few_calls(on_device: Mapping[str, Any], most: int) -> None:
     few, many = (calls_in(batch, on_device) for batch in (2, 8))

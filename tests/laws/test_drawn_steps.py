@@ -31,7 +31,7 @@ def test_on_the_host(name: str, law: str) -> None:
 
 
 @pytest.mark.parametrize("law", ["greedy", "sampled"])
-@pytest.mark.parametrize("name", ["noisy", "eagle", "ngram"])
+@pytest.mark.parametrize("name", ["noisy", "eagle", "ngram", "portfolio", "portfolio-model"])
 def test_in_portable_rounds(name: str, law: str) -> None:
     rig = build("toy", on_device={name: DEVICE_RIGS[name]}, measure_speedup=True)
     told = run(rig, under_law.device_requests(law))

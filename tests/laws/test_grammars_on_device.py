@@ -36,7 +36,7 @@ from tests.laws.test_grammars import (
 )
 from tests.odd_drafters import TreesOnDevice
 from tests.rig import Rig, build
-from tests.rig_drafters import DeviceRig
+from tests.rig_drafters import DeviceRig, PortfolioRig
 from tests.runs import Key, Run, Told, plain, prompt, run, tokens_of
 from tests.tiny_models import Model
 
@@ -56,6 +56,7 @@ DRAFTERS: dict[str, DeviceRig] = {
     "noisy": replace(TARGET, noise=0.05),
     "narrow": Model(seed=5, vocab_size=200),
     "ngram": LookupOnDevice(min_ngram=1, max_ngram=2),
+    "portfolio": PortfolioRig(replace(TARGET, noise=0.05)),
 }
 
 

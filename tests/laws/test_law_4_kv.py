@@ -105,7 +105,12 @@ def test_a_walk_leaves_the_kv_of_a_prefill(backend: str, name: str, law: str) ->
 
 @pytest.mark.parametrize(
     ("backend", "name"),
-    [*((backend, name) for backend in BACKENDS for name in ("noisy", "ngram")), ("toy", "self"), ("eager", "self")],
+    [
+        *((backend, name) for backend in BACKENDS for name in ("noisy", "ngram", "portfolio-model")),
+        *((backend, name) for backend in BACKENDS[:2] for name in ("portfolio", "portfolio-by-seats")),
+        ("toy", "self"),
+        ("eager", "self"),
+    ],
 )
 def test_a_walk_on_a_device_leaves_the_kv_of_a_prefill(backend: str, name: str) -> None:
     rig = build(backend, on_device={name: {**DEVICE_RIGS, **SELF}[name]})

@@ -77,7 +77,7 @@ def test_in_any_order(backend: str, seed: int) -> None:
 
 
 def requests_for_a_device() -> list[Request]:
-    speculations = [Speculation(drafter=name) for name in ("noisy", "ngram")]
+    speculations = [Speculation(drafter=name) for name in ("noisy", "ngram", "portfolio")]
     return mixed_requests((*DEVICE_PARAMS["greedy"], *DEVICE_PARAMS["sampled"]), speculations, count=11)
 
 
@@ -92,7 +92,7 @@ def alone_on_device(backend: str) -> dict[Key, list[int]]:
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("backend", ["toy", "compiled"])
 def test_on_a_device_in_any_mix(backend: str, mix: str) -> None:
-    on_device = {name: DEVICE_RIGS[name] for name in ("noisy", "ngram")}
+    on_device = {name: DEVICE_RIGS[name] for name in ("noisy", "ngram", "portfolio")}
     rig = build(backend, on_device=on_device, **MIXES[mix])
     assert tokens_of(run(rig, requests_for_a_device(), every=2 * ("two" in mix))) == alone_on_device(backend)
     assert rig.engine.stats.accepted > 0 or "small" in mix

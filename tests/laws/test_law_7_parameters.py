@@ -137,7 +137,11 @@ def test_same_answers(backend: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("backend", "name"),
-    [*((b, n) for b in BACKENDS[:2] for n in (None, "noisy", "ngram-1")), ("eager", "noisy"), ("toy", "self")],
+    [
+        *((b, n) for b in BACKENDS[:2] for n in (None, "noisy", "ngram-1", "portfolio-model")),
+        ("eager", "noisy"),
+        ("toy", "self"),
+    ],
 )
 def test_same_answers_on_a_device(backend: str, name: str | None) -> None:
     """Every step with every parameter but a grammar runs there."""

@@ -16,7 +16,7 @@ from tests.runs import Key, Told, plain, prompt, run
 from tests.tiny_models import VOCAB
 
 COUNT = 32
-DRAFTERS = ("noisy", "ngram", "eagle-narrow")
+DRAFTERS = ("noisy", "ngram", "eagle-narrow", "portfolio-model", "portfolio-by-seats")
 
 
 def random_params(random: np.random.Generator) -> SamplingParams:
@@ -55,7 +55,7 @@ def requests(seed: int) -> list[Request]:
             id=str(i),
             prompt=prompt(int(random.integers(1, 50)), seed=100 * seed + i, repeat=i % 3 == 0),
             sampling=random_params(random),
-            speculation=OFF if i % 7 == 3 else Speculation(drafter=DRAFTERS[i % 3], max_draft=2 + i % 4),
+            speculation=OFF if i % 7 == 3 else Speculation(drafter=DRAFTERS[i % len(DRAFTERS)], max_draft=2 + i % 4),
         )
         for i in range(COUNT)
     ]

@@ -36,6 +36,8 @@ USUAL = {
     "eagle-tree",
     "eagle-flags",
     "eagle-parallel",
+    "portfolio-by-seats",
+    "portfolio-model",
     *SCRIPTED,
     *(next(iter(RIGS.get(kind, {})), kind) for kind in KINDS),
 }

@@ -18,7 +18,7 @@ from paceline.runner.loading.blocks import ReadyBlock
 from paceline.runner.loading.memory import memory_for
 from paceline.runner.loading.models import ReadyModel
 from paceline.runner.rounds.protocol import DeviceDrafter, DraftingRound, Seat
-from paceline.runner.rounds.traits import held_by
+from paceline.runner.rounds.traits import held_beside_copies
 
 
 class BlockOnDevice:
@@ -55,7 +55,7 @@ def on_gpu(name: str, ready: ReadyBlock, target: ReadyModel, options: Mapping[st
     assert decoder is not None, "the target runs on a CPU"
     head = ready.on_cuda(decoder, max_context=target.model.config.max_context)
     drafter = BlockOnDevice(head, taps=config.taps, **options)
-    states = held_by(drafter, drafter.max_draft)
+    states = held_beside_copies(drafter, drafter.max_draft)
 
     def build(context: BuildContext) -> None:
         head.new_kv(context.pool.num_pages, seats=len(context.lanes.lengths))

@@ -20,7 +20,7 @@ from paceline.runner.loading.heads import ReadyHead
 from paceline.runner.loading.memory import memory_for
 from paceline.runner.loading.models import ReadyModel
 from paceline.runner.rounds.protocol import DeviceDrafter, DraftingRound, Seat
-from paceline.runner.rounds.traits import held_by
+from paceline.runner.rounds.traits import held_beside_copies
 
 MAX_DRAFT = 5  # tokens of a chain
 MAX_NODES = 8  # tokens of a tree
@@ -142,7 +142,7 @@ def on_gpu(name: str, ready: ReadyHead, target: ReadyModel, options: Mapping[str
     assert decoder is not None, "the target runs on a CPU"
     given = {key: value for key, value in options.items() if key in ("max_draft", "min_confidence", "branches")}
     head = ready.on_cuda(decoder, max_context=target.model.config.max_context)
-    states = held_by(drafter_of_head(head, config.taps, given), given.get("max_draft", MAX_NODES))
+    states = held_beside_copies(drafter_of_head(head, config.taps, given), given.get("max_draft", MAX_NODES))
 
     def on_device(built: Drafter | None, to: Forward) -> DeviceDrafter:
         head.new_kv(to.kv.num_pages)

@@ -24,6 +24,7 @@ from paceline.drafters.guard import Guard
 from paceline.drafters.options import parse_options
 from paceline.drafters.paying import gain_of, row_prices
 from paceline.drafters.portfolio.member import Experience, Member
+from paceline.drafters.portfolio.on_device import of_members
 from paceline.drafters.portfolio.tree import Union
 from paceline.drafters.recipe import BuildContext, Recipe
 from paceline.drafters.taps import columns
@@ -209,6 +210,13 @@ def trusted(draft: Draft, trust: float) -> Sequence[float]:
 
 def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
     wanted = parse_options(NAME, options, {"members": str}).get("members")
+    if target.decoder is not None:
+        return Recipe(
+            name=NAME,
+            build=lambda context: None,
+            how="a network drafts, and a lookup where the text repeats surely",
+            of_members=lambda drafters: of_members(drafters, wanted),
+        )
 
     def build(context: BuildContext) -> PortfolioDrafter:
         able = {name: guard for name, guard in context.drafters.items() if not guard.needs_prediction}

@@ -1,7 +1,8 @@
 """Drafts from known texts on a CUDA device, found by a search without an index; `lookup_reference` defines them.
 
-    _search   (chunk of a text, seat)   find the best match that ends in the chunk
-    _copy     (seat)                    take the best chunk, and copy the tokens after it behind the committed ones
+    _search      (chunk of a text, seat)   find the best match that ends in the chunk
+    _copy        (seat)                    take the best chunk, and copy the tokens after it behind the committed ones
+    _copy_sure   (seat)                    report the best chunk, and copy over a draft if the match is long enough
 
 A match is one integer, so that the best is the largest: size * 2**24 + end in the sequence's own text, and in the
 prediction size * 2**24 + 2**24 - 2 - 2 * distance from the expected place, + 1 if it is later.
@@ -16,8 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.kernels.lookup_reference import FAR_MATCH_TOKENS, NEAR_TOKENS, SIZE_SHIFT, SURE_TOKENS
+from paceline.kernels.lookup_reference import DRAFTED, FAR_MATCH_TOKENS, NEAR_TOKENS, SIZE_SHIFT, SURE_TOKENS
 from paceline.kernels.round_reference import DeviceLanes
+from paceline.kernels.tree_reference import TreeLanes
 
 CHUNK = 1024  # positions per program of `_search`
 COPY = 32  # tokens that `_copy` copies at once
@@ -25,6 +27,7 @@ COPY = 32  # tokens that `_copy` copies at once
 _CHUNK, _COPY = tl.constexpr(CHUNK), tl.constexpr(COPY)
 _SIZE_SHIFT, _PLACE = tl.constexpr(SIZE_SHIFT), tl.constexpr((1 << SIZE_SHIFT) - 1)
 _NEAR, _FAR_MATCH, _SURE = tl.constexpr(NEAR_TOKENS), tl.constexpr(FAR_MATCH_TOKENS), tl.constexpr(SURE_TOKENS)
+_DRAFTED = tl.constexpr(DRAFTED)
 
 
 def lookup(
@@ -51,6 +54,48 @@ def lookup(
     options = {"PREDICTED": predicted, "PDL": pdl, "launch_pdl": pdl, "num_warps": 4}
     _search[(texts * chunks, len(seats))](*lanes, MIN_NGRAM=min_ngram, MAX_NGRAM=max_ngram, **options)
     _copy[(len(seats),)](*lanes, limits, found, CHUNKS=triton.next_power_of_2(chunks), **options)
+
+
+def copy_sure(
+    state: TreeLanes,
+    *,
+    seats: Tensor,
+    limits: Tensor,
+    sure: Tensor,
+    min_ngram: int,
+    max_ngram: int,
+    found: Tensor,
+    matches: Tensor,
+    ahead: Tensor | None = None,
+    pdl: bool = False,
+) -> None:
+    """Let a copy, at most `limits` [seats] tokens, take the place of a seat's draft where its text repeats surely; see
+    `lookup_reference`."""
+    width, nodes = state.tokens.shape[1], state.parents.shape[1]
+    assert width < 1 << (SIZE_SHIFT - 2), f"{width} tokens a lane do not fit a key"
+    assert max_ngram << SIZE_SHIFT < DRAFTED, f"a match of {max_ngram} tokens does not fit a report"
+    chunks = triton.cdiv(width, CHUNK)
+    keys = _keys(seats.device, triton.next_power_of_2(len(seats)), chunks)
+    own = (state.tokens, state.tokens.stride(0), width, state.lengths, seats, keys, chunks)
+    unused = (state.predicted, state.predicted.stride(0), state.predicted_lengths, state.drift)
+    options = {"PDL": pdl, "launch_pdl": pdl, "num_warps": 4}
+    _search[(chunks, len(seats))](*own, *unused, MIN_NGRAM=min_ngram, MAX_NGRAM=max_ngram, PREDICTED=False, **options)
+    _copy_sure[(len(seats),)](
+        *own,
+        state.dummy,
+        limits,
+        sure,
+        found,
+        matches,
+        found if ahead is None else ahead,
+        state.parents,
+        state.parents.stride(0),
+        nodes,
+        CHUNKS=triton.next_power_of_2(chunks),
+        NODES=triton.next_power_of_2(max(1, nodes)),
+        AHEAD=ahead is not None,
+        **options,
+    )
 
 
 @cache  # never freed: captured graphs keep the address
@@ -169,3 +214,54 @@ def _copy(
         else:
             token = tl.load(mine + source + step % period, mask=inside, other=0)
         tl.store(mine + length + step, token, mask=inside)
+
+
+@triton.jit(do_not_specialize=["dummy"])
+def _copy_sure(
+    tokens,
+    stride,
+    width,
+    lengths,
+    seats,
+    keys,
+    chunks,
+    dummy,
+    limits,
+    sure,
+    found,
+    matches,
+    ahead,
+    parents,
+    parents_stride,
+    nodes,
+    CHUNKS: tl.constexpr,
+    NODES: tl.constexpr,
+    AHEAD: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    seat = tl.program_id(0)
+    chunk = tl.arange(0, CHUNKS)
+    key = tl.max(tl.load(keys + seat * chunks + chunk, mask=chunk < chunks, other=0), axis=0)
+    lane = tl.load(seats + seat)
+    key = tl.where(lane == dummy, 0, key)
+    length = tl.load(lengths + lane)
+    drafted, least = tl.load(found + seat), tl.load(sure + seat)
+    room = tl.maximum(tl.minimum(tl.load(limits + seat), width - length), 0)
+    copies = (least > 0) & ((key >> _SIZE_SHIFT) >= least) & (room > 0)
+    count = tl.where(copies, room, 0)
+    tl.store(matches + seat, key + tl.where(drafted > 0, _DRAFTED, 0))
+    tl.store(found + seat, tl.where(copies, count, drafted))
+    if AHEAD:
+        tl.store(ahead + seat, tl.where(copies, dummy, lane))
+    mine = tokens + lane.to(tl.int64) * stride
+    source = key & _PLACE  # a copy that passes the last token starts again at `source`
+    for start in range(0, count, _COPY):
+        step = start + tl.arange(0, _COPY)
+        inside = step < count
+        token = tl.load(mine + source + step % (length - source), mask=inside, other=0)
+        tl.store(mine + length + step, token, mask=inside)
+    node = tl.arange(0, NODES)
+    tl.store(parents + lane.to(tl.int64) * parents_stride + node, node - 1, mask=copies & (node < nodes))

@@ -10,9 +10,9 @@ allows (H200):
     context   powers of four: programs of attention beyond a sequence's end stop at once
     scores    the usual numbers of alternatives; seats that do not ask for scores cost nothing
 
-Lookups and offers of the host have no passes, and find fewer tokens than they may: their lengths are coarse, their rows
-powers of two. Seats that edit, score or draw with masks are few, and others cost such a round nearly nothing: one kind
-of round can do all of it, and only its seats are powers of two.
+Lookups, copies and offers of the host have no passes, and find fewer tokens than they may: their lengths are coarse,
+their rows powers of two. Seats that edit, score or draw with masks are few, and others cost such a round nearly
+nothing: one kind of round can do all of it, and only its seats are powers of two.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from paceline.rules import BUILT_IN, Rule
 LEAST_CONTEXT = 512  # positions: smallest context bound of a bucket
 START_CONTEXT = 8192  # positions: larger bounds are recorded at the start only if they are the largest
 DRAFTS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # draft lengths of buckets; others are cut to these
-LOOKUPS = (4, 16)  # draft lengths of offers, and of drafters that find fewer tokens; others are rounded up
+LOOKUPS = (4, 16)  # draft lengths of offers, of copies, and of drafters that find fewer tokens; others are rounded up
 TILES = (16, 32, 64)  # rows of a tile of products; within one, another row is nearly free
 TOPS = (0, 5, 20)  # alternatives of scored tokens; others are rounded up, beyond the last to powers of two
-ABILITIES = ("edits", "scores", "offers")  # fields of a bucket that are larger for a round that can do more
+ABILITIES = ("edits", "scores", "offers", "copies")  # fields of a bucket that are larger for a round that can do more
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,11 @@ class Bucket:
 
     seats: int  # padded number of sequences
     rows: int  # rows of the verification, summed over seats; at most seats × (1 + longest)
-    draft: int  # passes of the drafter; 0: plain decoding
+    draft: int  # passes of the drafter; 0: plain decoding, or only offers and copies
     drafter: str | None
     context: int  # positions; no sequence is longer, and attention is divided for this length
     offers: int = 0  # tokens that a seat can take from an offer, at most; 0: the host offers nothing
+    copies: int = 0  # tokens of a portfolio's copy, at most; 0: it does not look, or the drafter is no portfolio
     edits: bool = False  # True: a lane edits logits by more than a mask
     scores: int = 0  # 1 + alternatives of scored tokens; 0: no lane asks for log-probabilities
     rules: tuple[Rule, ...] = ()  # rules beside the coupled one that judge drafts
@@ -53,7 +54,12 @@ class Bucket:
     @property
     def longest(self) -> int:
         """Tokens of the longest draft of a seat."""
-        return max(self.draft, self.offers)
+        return max(self.draft, self.offers, self.copies)
+
+    @property
+    def runs_drafter(self) -> bool:
+        """True: its drafter drafts, with its passes or by copies alone."""
+        return self.draft > 0 or self.copies > 0
 
     @property
     def eager(self) -> bool:
@@ -94,6 +100,8 @@ class Drafts:
     plain: bool = False  # True: plain rounds of its sequences are its own, because it reads along
     whole: bool = False  # True: rounds draft for the longest draft alone, see `traits.passed_length`
     seats: tuple[int, ...] = ()  # sizes of rounds that have such drafts, see `Grid.sizes`; none: all
+    copies: int = 0  # tokens of its longest copy; 0: it makes none
+    copies_alone: bool = False  # True: rounds may copy without its network
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,21 +163,27 @@ class Grid:
             bucket for name, drafts in drafters if drafts.plain for bucket in self._buckets(name, seats=drafts.seats)
         ]
         whole = [
-            (bucket, drafts.finds_fewer)
+            (bucket, drafts.finds_fewer and not drafts.copies)
             for name, drafts in drafters
-            for draft in self._lengths(drafts)
-            for bucket in self._buckets(name, draft=draft, seats=drafts.seats)
+            for draft in self._passes(drafts)
+            for bucket in self._buckets(name, draft=draft, seats=drafts.seats, copies=self._longest_copy(drafts))
         ]
         lengths = self._lengths(Drafts(offers, finds_fewer=True))
         whole += [(bucket, True) for length in lengths for bucket in self._buckets(None, offers=length)]
-        drafting = [each for bucket, fewer in whole for each in (self._all_rows(bucket) if fewer else [bucket])]
+        drafting = [
+            each for bucket, fewer in whole for each in (self._all_rows(bucket) if fewer else self._main(bucket))
+        ]
         partial = [
-            each for bucket, fewer in whole if not fewer for each in self._all_rows(bucket, finds_fewer=False)[1:]
+            each
+            for bucket, fewer in whole
+            if not fewer
+            for each in self._all_rows(bucket, finds_fewer=False)
+            if each not in self._main(bucket)
         ]
         able = self._able([*plain, *drafting], scores) if scores else []
         beside, alone = self._offering(able)
         masked = [replace(bucket, masks=True) for bucket in able if not bucket.longest]
-        masked += [replace(bucket, masks=True, offers=self._longest_offer()) for bucket in able if bucket.draft]
+        masked += [replace(bucket, masks=True, offers=self._longest_offer()) for bucket in able if bucket.runs_drafter]
         rest = [replace(bucket, masks=masks) for masks in (False, True) for bucket in (*beside, *alone)]
         largest, *others = self.contexts()
         general = [(buckets, [largest]) for buckets in (plain, drafting, able, masked)]
@@ -191,18 +205,34 @@ class Grid:
         and the longest ones, beside offers, with every context: by it, and by the seats, attention is divided. One
         seat with a rule of its own needs the kernels of all rules."""
         offers = (0, *self._lengths(Drafts(self.max_draft, finds_fewer=True)))
-        drafting = [(name, draft, 0, drafts.seats) for name, drafts in drafters for draft in self._lengths(drafts)]
-        for drafter, draft, offered, seats in (*drafting, *((None, 0, offered, ()) for offered in offers[1:])):
-            one = self._buckets(drafter, draft=draft, offers=offered, seats=seats)[-1]
+        nobody = [(None, Drafts(0, finds_fewer=True), 0, offered) for offered in offers[1:]]
+        drafting = [(name, drafts, draft, 0) for name, drafts in drafters for draft in self._passes(drafts)]
+        for drafter, drafts, draft, offered in (*drafting, *nobody):
+            one = self._sampled(drafter, drafts, draft, offered)[-1]
             yield replace(one, rules=(Rule.THRESHOLD,), judged=1)
         for name, drafts in drafters:
-            for draft in (*self._lengths(drafts)[1:], *([0] if drafts.plain else [])):
-                yield from self._buckets(name, draft=draft, seats=drafts.seats)
-        longest: list[tuple[str | None, int, tuple[int, ...]]] = [(None, 0, ())]
-        longest += [(name, self._lengths(drafts)[0], drafts.seats) for name, drafts in drafters]
-        for (drafter, draft, seats), offered, context in itertools.product(longest, offers, self.contexts()):
-            buckets = self._buckets(drafter, draft=draft, offers=offered, seats=seats)
+            for draft in self._passes(drafts)[1:]:
+                yield from self._sampled(name, drafts, draft)
+            if drafts.plain:
+                yield from self._buckets(name, seats=drafts.seats)
+        longest: list[tuple[str | None, Drafts, int]] = [(None, Drafts(0, finds_fewer=True), 0)]
+        longest += [(name, drafts, self._passes(drafts)[0]) for name, drafts in drafters]
+        for (drafter, drafts, draft), offered, context in itertools.product(longest, offers, self.contexts()):
+            buckets = self._sampled(drafter, drafts, draft, offered)
             yield from (replace(bucket, context=context) for bucket in buckets)
+
+    def _sampled(self, drafter: str | None, drafts: Drafts, draft: int, offers: int = 0) -> list[Bucket]:
+        copies = self._longest_copy(drafts)
+        return self._buckets(drafter, draft=draft, offers=offers, seats=drafts.seats, copies=copies)
+
+    def _main(self, bucket: Bucket) -> list[Bucket]:
+        """List a bucket with the most rows; if it has room for copies, also with those of its network, or of short
+        copies: texts that repeat are few, and the others pay for no rows of theirs."""
+        if not bucket.copies:
+            return [bucket]
+        few = bucket.seats * max(bucket.draft, LOOKUPS[0])
+        rows = self.rows(bucket.seats, bucket.longest, min(few, self.max_drafted), finds_fewer=False)
+        return [bucket, replace(bucket, rows=rows)] if rows < bucket.rows else [bucket]
 
     def _all_rows(self, bucket: Bucket, *, finds_fewer: bool = True) -> list[Bucket]:
         """List a bucket with the most rows, then with fewer and fewer of them."""
@@ -213,17 +243,18 @@ class Grid:
         return [replace(bucket, rows=rows) for rows in sorted(counts, reverse=True)]
 
     def _buckets(
-        self, drafter: str | None, *, draft: int = 0, offers: int = 0, seats: Sequence[int] = ()
+        self, drafter: str | None, *, draft: int = 0, offers: int = 0, seats: Sequence[int] = (), copies: int = 0
     ) -> list[Bucket]:
         """List the buckets with the most rows, large batches first. `seats`: their sizes; none: all."""
         return [
             Bucket(
                 seats=count,
-                rows=self._most_rows(count, max(draft, offers)),
+                rows=self._most_rows(count, max(draft, offers, copies)),
                 draft=draft,
                 drafter=drafter,
                 context=self.longest,
                 offers=offers,
+                copies=copies,
             )
             for count in seats or self.sizes()
         ]
@@ -238,17 +269,24 @@ class Grid:
         alone: predicted tokens, and those that a grammar forces."""
         offers = self._longest_offer()
         most = {bucket: self._most_rows(bucket.seats, offers) for bucket in able}
-        alone = [replace(bucket, rows=rows, offers=offers) for bucket, rows in most.items() if not bucket.draft]
+        alone = [replace(bucket, rows=rows, offers=offers) for bucket, rows in most.items() if not bucket.runs_drafter]
         beside = [
             replace(bucket, rows=rows, offers=offers)
             for bucket in able
-            if bucket.draft
+            if bucket.runs_drafter
             for rows in (most[bucket], self.rows(bucket.seats, offers, bucket.rows - bucket.seats, finds_fewer=True))
         ]
         return beside, [each for bucket in alone for each in self._all_rows(bucket)]
 
     def _longest_offer(self) -> int:
         return self.draft(self.max_draft, finds_fewer=True)
+
+    def _longest_copy(self, drafts: Drafts) -> int:
+        return self.draft(min(drafts.copies, self.max_draft), finds_fewer=True)
+
+    def _passes(self, drafts: Drafts) -> list[int]:
+        """List the numbers of passes of rounds that draft, the most first."""
+        return [*self._lengths(drafts), *([0] if drafts.copies_alone else [])]
 
     def _lengths(self, drafts: Drafts) -> list[int]:
         shortest = drafts.longest if drafts.whole else 1

@@ -37,7 +37,7 @@ from paceline.runner.rounds.device_state import Changes, DeviceState
 from paceline.runner.rounds.graphs import Graphs, Prepared
 from paceline.runner.rounds.marks import Marks
 from paceline.runner.rounds.parameter_kernels import compile_parameters
-from paceline.runner.rounds.protocol import NOTHING, Chunk, DeviceDrafter, Landed, Seat, Times, read_all
+from paceline.runner.rounds.protocol import NOTHING, Chunk, DeviceDrafter, Landed, Seat, Times, read_all, tell_matches
 from paceline.runner.rounds.recorder import Recorder
 from paceline.runner.rounds.rules import Judge
 from paceline.runner.rounds.scores import Scorer
@@ -45,7 +45,8 @@ from paceline.runner.rounds.traits import (
     drafter_of,
     drafts_trees,
     head_of,
-    held_by,
+    held_for,
+    network_of,
     passed_length,
     reads_prediction,
     taps_of,
@@ -82,6 +83,7 @@ class CudaRounds:
         readers = {name: on_cuda(by.reader) for name, by in self.drafters.items() if by.reader is not None}
         self.readers: Collection[str] = readers.keys()
         self.tapping: Collection[str] = [name for name, by in self.drafters.items() if taps_of(by)]
+        self._holders = [name for name in self.tapping if network_of(name, self.drafters) == name]
         self.max_draft = max_draft
         self.timed = target.decoder.device.type == "cuda"
         self.synthetic_acceptance = 0.0
@@ -100,14 +102,15 @@ class CudaRounds:
             scratch_page=scratch,
             device=device,
             max_draft=max_draft,
-            holding=len(self.tapping),
+            holding=len(self._holders),
             predicts=any(reads_prediction(by) for by in self.drafters.values()),
         )
         self._changes = Changes(self._state, vocab_size=target.vocab_size)
         self._upload = Upload(device)
         self._scorer = Scorer(self._state, score, pdl=target.decoder.pdl)
-        tables = zip(self.tapping, self._state.held, strict=True)
-        self._held = {name: self._no_states(self.drafters[name], table) for name, table in tables}  # by drafter
+        tables = zip(self._holders, self._state.held, strict=True)
+        held = {name: self._no_states(name, table) for name, table in tables}
+        self._held = {name: held[network_of(name, self.drafters)] for name in self.tapping}  # by drafter
         self._read = ChunkReader(target, self._state, self._upload, self._scorer)
         self._wanted = WantedBuckets(self._grid, self.drafters, self._scorer, vocab_size=target.vocab_size)
         self._masks = MaskTables(target.vocab_size, device)
@@ -189,7 +192,8 @@ class CudaRounds:
         self._wanted.write(lane, sampler)
 
     def cut(self, lane: int, tokens: np.ndarray, sampler: Sampler, unread: Mapping[str, int]) -> None:
-        self._changes.cut(lane, tokens, sampler, [unread.get(name, 0) for name in self.tapping])
+        held = {network_of(name, self.drafters): count for name, count in unread.items()}
+        self._changes.cut(lane, tokens, sampler, [held.get(name, 0) for name in self._holders])
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         self._changes.set_pages(lane, first, pages)
@@ -311,6 +315,8 @@ class CudaRounds:
             landed = read_all(outcome.reports[: len(ticket.seats)].tolist(), tree=ticket.tree)
             for index in ticket.void:
                 landed[index] = NOTHING
+            if outcome.matches is not None:
+                tell_matches(landed, ticket.seats, outcome.matches.tolist())
             self._learn(ticket, landed, times)
             if outcome.scores is not None:
                 lanes = [seat.lane for seat in ticket.seats]
@@ -331,10 +337,10 @@ class CudaRounds:
         length = self._grid.draft(passed, finds_fewer=by is None or looks_up(by))
         return self._seconds[length, (drafter if by else OFFERED) if length else None].near(batch)
 
-    def _no_states(self, drafter: DeviceDrafter, table: torch.Tensor) -> HeldStates:
+    def _no_states(self, name: str, table: torch.Tensor) -> HeldStates:
         decoder = self._target.decoder
-        width = len(taps_of(drafter)) * decoder.config.hidden_size
-        capacity = held_by(drafter, self.max_draft)
+        width = len(taps_of(self.drafters[name])) * decoder.config.hidden_size
+        capacity = held_for(name, self.drafters, self.max_draft)
         return HeldStates.empty(table, capacity=capacity, width=width, dtype=decoder.dtype)
 
     @rehearsal()
@@ -342,7 +348,8 @@ class CudaRounds:
         """Read chunks of the dummy lane, of at most `most` rows, with every drafter that reads along. `contexts`:
         bounds of positions beside those that the chunks need themselves."""
         lane, lanes, longest = self._state.dummy, self._grid.lanes, self._grid.longest - 1  # a head reads one ahead
-        for drafter in (None, *self.readers, *self.tapping):
+        own = [name for name in (*self.readers, *self.tapping) if network_of(name, self.drafters) == name]
+        for drafter in (None, *own):
             by, states = self.drafters.get(drafter or ""), self._held.get(drafter or "")
             models = [self._target, *([on_cuda(by.reader)] if by is not None and by.reader is not None else [])]
             counts = dummies.counts(self._grid.sizes(), [each.decoder.config.num_kv_heads for each in models])
@@ -393,9 +400,9 @@ class CudaRounds:
         bucket = ticket.bucket
         assert bucket is not None
         offered = bool(bucket.offers) and any(seat.offer is not None for seat in ticket.seats)
-        kind = (bucket.offers, OFFERED) if offered else (bucket.draft, bucket.drafter if bucket.draft else None)
-        if not ticket.chunks and not (offered and bucket.draft) and times.step and ticket.typical:
-            drafting = sum([seat.max_draft > 0 for seat in ticket.seats])
+        kind = (bucket.offers, OFFERED) if offered else (bucket.draft, bucket.drafter if bucket.runs_drafter else None)
+        if not ticket.chunks and not (offered and bucket.runs_drafter) and times.step and ticket.typical:
+            drafting = sum([seat.longest > 0 for seat in ticket.seats])
             self._seconds[kind].learn(len(ticket.seats), times.step, drafting=drafting)
         if bucket.longest:
             self._wanted.learn(bucket, ticket.seats, landed)

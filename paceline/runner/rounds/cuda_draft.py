@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.kernels.base import Forward
 from paceline.kernels.cuda.edit import edit
-from paceline.kernels.cuda.lookup import lookup
+from paceline.kernels.cuda.lookup import copy_sure, lookup
 from paceline.kernels.cuda.rounds import layout
 from paceline.kernels.cuda.sample import draw
 from paceline.kernels.cuda.states import take
@@ -28,7 +28,7 @@ from paceline.runner.rounds.device_state import DeviceState
 from paceline.runner.rounds.rules import RoundRules
 from paceline.runner.rounds.traits import SPARE_STATES
 
-ASKED = 4  # numbers that the host sends for each seat
+ASKED = 6  # numbers that the host sends for each seat
 
 
 class CudaDraft:
@@ -37,8 +37,8 @@ class CudaDraft:
     def __init__(
         self, asked: Tensor, bucket: Bucket, state: DeviceState, target: CudaForward, held: HeldStates | None
     ) -> None:
-        """`asked` int32 [4, seats]: lanes, rows wanted, drafted tokens wanted and bits of the drafts' thresholds.
-        `held`: the hidden states of a drafter with taps."""
+        """`asked` int32 [ASKED, seats]: lanes, rows wanted, drafted tokens wanted, bits of the drafts' thresholds,
+        copied tokens wanted, and tokens of a match that is sure. `held`: the hidden states of a drafter with taps."""
         self._asked = asked
         self._bucket = bucket
         self.state = state
@@ -50,6 +50,8 @@ class CudaDraft:
         asked[0] = state.dummy
         asked[1] = 1 + bucket.draft
         asked[2] = bucket.draft
+        asked[4] = bucket.copies
+        asked[5] = int(bucket.copies > 0)
         self._counts, self._drawn = (torch.zeros(seats, dtype=torch.int32, device=device) for _ in range(2))
         self._same_counts = {rows: torch.full_like(self._counts, rows) for rows in (1, 2)}  # rows of a draft pass
         self._wide: tuple[Tensor, Sequence[Tensor]] | None = None  # counts and rows over masks; None: no pass ran
@@ -58,6 +60,9 @@ class CudaDraft:
         self._starts, *columns = (self._laid[place] for place in where)
         self._rows = columns  # tokens, positions, slots and owners of rows
         self._growth: CudaGrowth | None = None  # None: no tree has been planted
+        self._matches: Tensor | None = None  # int32 [seats]; None: nobody looks in this round
+        # Lanes into which drafted tokens go; other than the seats' own where copies stay.
+        self._ahead: Tensor | None = None
         self._held = held
         self._taken: Taken | None = None  # rows of a head's first pass
         self._kept: Tensor | None = None  # [rows, width] hidden states of the verified rows
@@ -162,7 +167,7 @@ class CudaDraft:
         draw(
             logits,
             self.state,
-            lanes=self._asked[0],
+            lanes=self._asked[0] if self._ahead is None else self._ahead,
             offset=turn,
             out=self._drawn,
             push=True,
@@ -207,6 +212,24 @@ class CudaDraft:
             max_ngram=max_ngram,
             predicted=predicted,
             found=self._counts,
+            pdl=self._pdl,
+        )
+
+    def copy_sure(self, *, min_ngram: int, max_ngram: int, stays: bool = False) -> None:
+        if self._matches is None:
+            return
+        if stays and self._ahead is None:  # else the same launches run again
+            self._ahead = torch.zeros_like(self._counts)
+        copy_sure(
+            self.state,
+            seats=self._asked[0],
+            limits=self._asked[4],
+            sure=self._asked[5],
+            min_ngram=min_ngram,
+            max_ngram=max_ngram,
+            found=self._counts,
+            matches=self._matches,
+            ahead=self._ahead,
             pdl=self._pdl,
         )
 

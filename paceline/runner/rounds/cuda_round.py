@@ -68,8 +68,8 @@ class CudaRound(CudaDraft):
         self._graphs: list[torch.cuda.CUDAGraph] = []  # one for each piece, once they are recorded
         self._masks = masks
         seats, device = bucket.seats, state.device
-        # What the host sends for a step: [4, seats] lanes, rows wanted, drafted tokens wanted and bits of the drafts'
-        # thresholds, then its offers, a row for each seat.
+        # What the host sends for a step: numbers of the seats [ASKED, seats], see `CudaDraft`, then its offers, a row
+        # for each seat.
         # An offer has room for what a step in flight may commit (max_draft + 1 tokens), for the draft after it, and for
         # tokens behind an edit.
         width = HEADER + max_draft + 1 + bucket.offers + SPARE_OFFERED if bucket.offers else 0
@@ -84,7 +84,7 @@ class CudaRound(CudaDraft):
         self._tails, self._ancestors = (torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(2))
         self._leads, self._bases = (torch.zeros(n, dtype=torch.int32, device=device) for n in (rows, seats))
         self._outcomes = Outcomes(bucket, device, tree=self.tree)
-        _, self._out, self._stamps, self._scores = self._outcomes.device
+        _, self._out, self._stamps, self._scores, self._matches = self._outcomes.device
         self._pairs = Pairs.empty(seats, 1 + bucket.longest, device)
         self._taps = () if drafter is None else tuple(taps_of(drafter))
         if bucket.tapped:  # for the host, the target's taps come after those of the drafter
@@ -160,13 +160,17 @@ class CudaRound(CudaDraft):
     def _ask(self, seats: Sequence[Seat]) -> None:
         self._asks.rotate()
         sent, count = self._asks[0].numpy(), self._bucket.seats
-        lanes, wanted, limits, thresholds = sent[: self._offers_at].reshape(ASKED, -1)[:, :count]
-        lanes[:], wanted[:], limits[:] = self.state.dummy, 1, 0
+        lanes, wanted, limits, thresholds, copies, sure = sent[: self._offers_at].reshape(ASKED, -1)[:, :count]
+        lanes[:], wanted[:], limits[:], copies[:], sure[:] = self.state.dummy, 1, 0, 0, 0
         offers = sent[self._offers_at :].reshape(self._offers.shape)
         offers[:, :HEADER] = 0
         lanes[: len(seats)] = [seat.lane for seat in seats]
         limits[: len(seats)] = [0 if seat.offer else min(seat.max_draft, self._bucket.draft) for seat in seats]
         wanted += limits
+        if self._bucket.copies:
+            most = self._bucket.copies
+            copies[: len(seats)] = [min(seat.max_copy, most) for seat in seats]
+            sure[: len(seats)] = [seat.sure for seat in seats]
         for i, seat in enumerate(seats):
             if seat.offer is not None:
                 write_offer(offers[i], seat.offer, most=min(seat.max_draft, self._bucket.offers))
@@ -206,7 +210,7 @@ class CudaRound(CudaDraft):
             self._rules.begin()
         self._draft()
         self._stamp(1)
-        if self._drafter is None or not self._drafter.finds_fewer or not bucket.draft:
+        if self._drafter is None or not self._drafter.finds_fewer or not bucket.runs_drafter:
             self._counts.copy_(self._asked[1])
         if bucket.offers:
             offer(state, seats=self._asked[0], offers=self._offers, counts=self._counts, pdl=pdl)
@@ -309,7 +313,7 @@ class CudaRound(CudaDraft):
         )
 
     def _draft(self) -> None:
-        if self._drafter is not None and self._bucket.draft:
+        if self._drafter is not None and self._bucket.runs_drafter:
             self._drafter.draft(self)
             if self._drafter.finds_fewer:
                 self._counts.add_(1)  # from tokens found to rows of the verification

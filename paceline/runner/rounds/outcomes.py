@@ -1,6 +1,7 @@
 """The outcome of a round on a CUDA device: one piece of memory, which one copy carries to the host.
 
 time stamps [4], if the round drafts │ reports of `accept` [seats, …] │ scores [seats · steps, 2 + 2 · top], if asked
+matches [seats], if copies may take the place of drafts: see lookup_reference.py
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Outcome(NamedTuple):
     reports: Tensor  # int32 [seats, numbers]: see `accept`, `tree_accept`
     stamps: Tensor | None  # int64 [4]; None: the round does not draft
     scores: Tensor | None  # int32: see kernels/score_reference.py; None: nobody asks
+    matches: Tensor | None  # int32 [seats]; None: nobody looks
 
 
 class Fetched(NamedTuple):
@@ -35,11 +37,13 @@ class Fetched(NamedTuple):
     reports: np.ndarray
     stamps: np.ndarray | None
     scores: Tensor | None
+    matches: np.ndarray | None
 
     @classmethod
     def of(cls, outcome: Outcome) -> Fetched:
         stamps = None if outcome.stamps is None else outcome.stamps.numpy()
-        return cls(outcome.memory, outcome.reports.numpy(), stamps, outcome.scores)
+        matches = None if outcome.matches is None else outcome.matches.numpy()
+        return cls(outcome.memory, outcome.reports.numpy(), stamps, outcome.scores, matches)
 
 
 class Outcomes:
@@ -49,7 +53,8 @@ class Outcomes:
         numbers = 4 + (4 if tree else 2) * bucket.longest
         stamps = 2 * STAMPS if bucket.longest else 0
         scores = bucket.seats * (1 + bucket.longest) * 2 * bucket.scores
-        self._places, size = places([stamps, bucket.seats * numbers, scores])
+        matches = bucket.seats if bucket.copies else 0
+        self._places, size = places([stamps, bucket.seats * numbers, scores, matches])
         self._seats, self._numbers, self._top = bucket.seats, numbers, bucket.scores
         pinned = device.type == "cuda"
         self.device = self._divide(torch.zeros(size, dtype=torch.int32, device=device))
@@ -65,10 +70,11 @@ class Outcomes:
         return outcome
 
     def _divide(self, memory: Tensor) -> Outcome:
-        stamps, reports, scores = (memory[place] for place in self._places)
+        stamps, reports, scores, matches = (memory[place] for place in self._places)
         return Outcome(
             memory,
             reports.view(self._seats, self._numbers),
             stamps.view(torch.int64) if len(stamps) else None,
             scores.view(-1, 2 * self._top) if len(scores) else None,
+            matches if len(matches) else None,
         )

@@ -32,12 +32,21 @@ from paceline.runner.rounds.protocol import (
     Seat,
     Ticket,
     Times,
+    tell_matches,
     write_offer,
 )
 from paceline.runner.rounds.round_states import RoundStates
 from paceline.runner.rounds.rules import Judge, RoundRules, judged
 from paceline.runner.rounds.scores import Report, Scorer
-from paceline.runner.rounds.traits import drafter_of, drafts_trees, longest_draft, reads_prediction, taps_of
+from paceline.runner.rounds.traits import (
+    drafter_of,
+    drafts_trees,
+    longest_copy,
+    longest_draft,
+    network_of,
+    reads_prediction,
+    taps_of,
+)
 from paceline.runner.rounds.upload import Upload, download, first_masks
 from paceline.runner.vocabulary import fit_tokens
 from paceline.sampling.sampler import Sampler
@@ -64,6 +73,7 @@ class PortableRounds:
         self.drafters: Mapping[str, DeviceDrafter] = dict(drafters or {})
         self.readers: Collection[str] = [name for name, by in self.drafters.items() if by.reader is not None]
         self.tapping: Collection[str] = [name for name, by in self.drafters.items() if taps_of(by)]
+        self._holders = [name for name in self.tapping if network_of(name, self.drafters) == name]
         self.max_draft = max_draft
         self.timed = False
         self.synthetic_acceptance = 0.0
@@ -75,7 +85,7 @@ class PortableRounds:
             scratch_page=forward.kv.num_pages,
             device=device,
             max_draft=max_draft,
-            holding=len(self.tapping),
+            holding=len(self._holders),
             predicts=any(reads_prediction(by) for by in self.drafters.values()),
         )
         self._changes = Changes(self._state, vocab_size=forward.vocab_size)
@@ -90,7 +100,8 @@ class PortableRounds:
         self._scorer.write(lane, sampler)
 
     def cut(self, lane: int, tokens: np.ndarray, sampler: Sampler, unread: Mapping[str, int]) -> None:
-        self._changes.cut(lane, tokens, sampler, [unread.get(name, 0) for name in self.tapping])
+        held = {network_of(name, self.drafters): count for name, count in unread.items()}
+        self._changes.cut(lane, tokens, sampler, [held.get(name, 0) for name in self._holders])
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         self._changes.set_pages(lane, first, pages)
@@ -112,9 +123,9 @@ class PortableRounds:
         read = self._read(chunks, drafter)
         clock.append(time.perf_counter())
         rules = self._make_rules(seats)
-        drafted, tree = self._draft(seats, drafter, rules)
+        drafted, tree, matches = self._draft(seats, drafter, rules)
         clock.append(time.perf_counter())
-        step = PortableStep(read, seats, masked, drafter, drafted, rules, tree=tree)
+        step = PortableStep(read, seats, masked, drafter, drafted, rules, tree=tree, matches=matches)
         self._verify(step)
         step.parts = [*(after - before for before, after in itertools.pairwise([*clock, time.perf_counter()]))]
         if not masked:
@@ -155,6 +166,7 @@ class PortableRounds:
         step.landed = self._accept(step, self._rows.ints(lanes), targets, verdicts)
         for index in void:
             step.landed[index] = NOTHING
+        tell_matches(step.landed, step.seats, step.matches)
         step.parts.append(time.perf_counter() - began)
 
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
@@ -235,7 +247,7 @@ class PortableRounds:
             tuple(sorted({seats[index].rule for index in own})),
             len(own),
             seats=len(seats),
-            longest=max(seat.max_draft for seat in seats),
+            longest=max(seat.longest for seat in seats),
             vocab=self._forward.vocab_size,
             state=self._state,
         )
@@ -244,16 +256,21 @@ class PortableRounds:
         rules.begin()
         return rules
 
-    def _draft(self, seats: Sequence[Seat], drafter: str | None, rules: RoundRules | None) -> tuple[list[int], bool]:
-        """Write drafted tokens behind the committed ones. Return their number for each seat, and if they are trees."""
+    def _draft(
+        self, seats: Sequence[Seat], drafter: str | None, rules: RoundRules | None
+    ) -> tuple[list[int], bool, Sequence[int]]:
+        """Write drafted tokens behind the committed ones. Return their number for each seat, whether they are trees,
+        and what a lookup beside a network reports."""
         by = drafter_of(self.drafters.get(drafter or ""), len(seats), self.max_draft)
         most = longest_draft(by, self.max_draft) if by else 0
         limits, drafted = [0 if seat.offer else min(seat.max_draft, most) for seat in seats], [0] * len(seats)
-        if drafter and by and any(limits):
-            round = PortableRound(self, seats, limits, rules, drafter, by)
+        copies = [min(seat.max_copy, longest_copy(by)) for seat in seats]
+        matches: Sequence[int] = ()
+        if drafter and by and any((*limits, *copies)):
+            round = PortableRound(self, seats, limits, copies, rules, drafter, by)
             by.draft(round)
-            drafted = round.found.tolist() if by.finds_fewer else limits
-        return (taken := self._take_offers(seats, drafted)), any(taken) and drafts_trees(by)
+            drafted, matches = round.found.tolist() if by.finds_fewer else limits, round.matches.tolist()
+        return (taken := self._take_offers(seats, drafted)), any(taken) and any(limits) and drafts_trees(by), matches
 
     def _take_offers(self, seats: Sequence[Seat], drafted: list[int]) -> list[int]:
         """Write the offers that agree with the committed tokens behind them, over what was drafted for these seats."""

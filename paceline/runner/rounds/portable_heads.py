@@ -14,7 +14,7 @@ from paceline.kernels.base import PAGE_SIZE, Batch, Forward, Output
 from paceline.runner.heads.protocol import Anchor, BlockForward, BlockRows, Head, HeadForward, StateReader
 from paceline.runner.rounds.device_state import DeviceState
 from paceline.runner.rounds.protocol import DeviceDrafter
-from paceline.runner.rounds.traits import added_by, head_of, held_by, taps_of
+from paceline.runner.rounds.traits import added_by, head_of, held_for, network_of, taps_of
 
 
 class PortableStates:
@@ -26,14 +26,19 @@ class PortableStates:
         self._taps = forward.taps
         self._state = state
         self._drafters = {name: by for name, by in drafters.items() if taps_of(by)}
+        holders = [name for name in self._drafters if network_of(name, drafters) == name]
         self._max_draft = max_draft
         hidden = forward.embed(torch.zeros(1, dtype=torch.int32)).shape[1] if self._drafters else 0
-        self._held = {
+        held = {
             name: states.HeldStates.empty(
-                table, capacity=held_by(by, max_draft), width=len(taps_of(by)) * hidden, dtype=torch.float32
+                table,
+                capacity=held_for(name, drafters, max_draft),
+                width=len(taps_of(drafters[name])) * hidden,
+                dtype=torch.float32,
             )
-            for (name, by), table in zip(self._drafters.items(), state.held, strict=True)
+            for name, table in zip(holders, state.held, strict=True)
         }
+        self._held = {name: held[network_of(name, drafters)] for name in self._drafters}
 
     def hold(
         self,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.kernels import round_reference as ops
 from paceline.kernels.base import Forward
-from paceline.kernels.lookup_reference import lookup
+from paceline.kernels.lookup_reference import copy_sure, lookup
 from paceline.runner.heads.protocol import BlockForward, Head, HeadForward, ReadingHead
 from paceline.runner.rounds.portable_growth import PortableGrowth
 from paceline.runner.rounds.protocol import DeviceDrafter, Seat
@@ -31,6 +31,7 @@ class PortableRound:
         rounds: PortableRounds,
         seats: Sequence[Seat],
         limits: list[int],
+        copies: list[int],
         rules: RoundRules | None,
         drafter: str,
         by: DeviceDrafter,
@@ -39,10 +40,14 @@ class PortableRound:
         self.state = rounds._state
         self._rounds = rounds
         self._limits = limits
+        self._copies = copies
         self.longest = passed_length(by, max(self._limits), rounds.max_draft)
         self.lanes = rounds._rows.ints([seat.lane for seat in seats])
         self.found = rounds._rows.ints([0] * len(seats))
         self._thresholds = torch.tensor([threshold_of(by, seat) for seat in seats])
+        self._sure = [seat.sure for seat in seats]
+        self.matches = rounds._rows.ints([])  # int32 [seats] once somebody has looked
+        self._ahead = self.lanes  # into which drafted tokens go: the dummy lane where copies stay
         self._head = rounds._states.draft(drafter, self.lanes, limits)  # None: the drafter has no taps
         self._growth: PortableGrowth | None = None  # None: the draft is a chain
 
@@ -98,7 +103,7 @@ class PortableRound:
 
     def append(self, logits: Tensor, turn: int, *, ids: Tensor | None = None, doubting: bool = False) -> None:
         wanting = self._wanting(turn)
-        lanes, rules, doubt = self.lanes[wanting], self._rules, self._doubt(wanting, turn) if doubting else None
+        lanes, rules, doubt = self._ahead[wanting], self._rules, self._doubt(wanting, turn) if doubting else None
         if ids is not None and rules is not None:
             logits, ids = ops.spread(logits, ids, vocab=self._rounds._forward.vocab_size), None
         drawn, floors = torch.empty_like(lanes), torch.zeros(len(self._limits), device=logits.device)
@@ -145,6 +150,21 @@ class PortableRound:
             predicted=predicted,
             found=self.found,
         )
+
+    def copy_sure(self, *, min_ngram: int, max_ngram: int, stays: bool = False) -> None:
+        self.matches, ahead = torch.zeros_like(self.found), self.lanes.clone()
+        copy_sure(
+            self.state,
+            seats=self.lanes,
+            limits=self._rounds._rows.ints(self._copies),
+            sure=self._rounds._rows.ints(self._sure),
+            min_ngram=min_ngram,
+            max_ngram=max_ngram,
+            found=self.found,
+            matches=self.matches,
+            ahead=ahead,
+        )
+        self._ahead = ahead if stays else self._ahead
 
     def _wanting(self, turn: int) -> list[int]:
         """Seats that may have more than `turn` drafted tokens."""

@@ -24,6 +24,7 @@ class PortableStep:
     drafted: Sequence[int]  # tokens drafted for each seat
     rules: RoundRules | None
     tree: bool  # drafts are trees
+    matches: Sequence[int] = ()  # reports of `lookup_reference.copy_sure`; empty: nobody looked
     batch: Batch | None = None  # rows of the verification; None: no seat
     owners: Tensor | None = None  # int32 [rows] lane of each row
     ancestors: Tensor | None = None  # int32 [rows, depth] drafted tokens before each row of a tree

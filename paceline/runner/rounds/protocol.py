@@ -30,6 +30,7 @@ import numpy as np
 from torch import Tensor
 
 from paceline.kernels.base import Forward
+from paceline.kernels.lookup_reference import DRAFTED, SIZE_SHIFT
 from paceline.kernels.offer_reference import HEADER
 from paceline.rules import Rule
 from paceline.runner.heads.protocol import Head, ReadingHead
@@ -68,6 +69,13 @@ class Seat(NamedTuple):
     threshold: float = 0.0  # of rules that take one
     p_min: float | None = None  # the request's confidence below which a draft ends; None: the drafter's own limit
     tapped: bool = False  # the host wants the hidden states of the committed positions
+    max_copy: int = 0  # tokens that a copy may have, at most, see `DraftingRound.copy_sure`; 0: nobody looks
+    sure: int = 0  # tokens of a match from which a copy takes the place of the draft; 0: never
+
+    @property
+    def longest(self) -> int:
+        """Tokens of its longest draft, whoever makes it."""
+        return max(self.max_draft, self.max_copy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,15 @@ class Chunk:
     mask: np.ndarray | None = None  # tokens that may be drawn, see `MaskSheet`; None: all
 
 
+class Match(NamedTuple):
+    """The longest match of a sequence's last tokens in its own text, before a round."""
+
+    size: int  # tokens; 0: there is none
+    end: int  # position of the token after it
+    drafted: bool  # the network had drafted
+    copied: bool  # the draft is a copy of what follows the match
+
+
 class Landed(NamedTuple):
     """The outcome of a seat, or of a chunk of which more than keys and values is wanted.
 
@@ -100,6 +117,7 @@ class Landed(NamedTuple):
     prompt_scores: tuple[Logprob, ...] = ()  # log-probabilities of the tokens after a chunk's `scored` rows
     states: Tensor | None = None  # [rows, hidden] of a chunk's last `states` rows, on the host
     features: Tensor | None = None  # float32 [committed rows, taps * hidden] of a tapped seat or chunk, on the host
+    match: Match | None = None  # what a lookup beside a network has found; None: it has not looked
 
     @property
     def accepted(self) -> int:
@@ -209,7 +227,7 @@ class DraftingRound(Protocol):
     on the device, and nothing waits for the device. A seat may be a dummy that fills the batch up."""
 
     state: DeviceState  # tokens, lengths, pages and sampling parameters of every lane
-    longest: int  # tokens of the longest draft that a seat may have, at least 1
+    longest: int  # tokens of the longest draft that a seat may have; 0: only copies are made
 
     @property
     def lanes(self) -> Tensor:
@@ -280,6 +298,12 @@ class DraftingRound(Protocol):
 
         `predicted`: look in the request's prediction, too; only for a drafter that `reads_prediction`."""
 
+    def copy_sure(self, *, min_ngram: int, max_ngram: int, stays: bool = False) -> None:
+        """Let a copy take the place of a seat's draft, in `found` as well, where the last `Seat.sure` tokens stand in
+        its text already. `found` has been written before; matches are reported, used or not.
+
+        `stays`: copies come first, and tokens that `append` draws afterwards do not replace them."""
+
 
 @runtime_checkable
 class DeviceDrafter(Protocol):
@@ -291,6 +315,9 @@ class DeviceDrafter(Protocol):
     - `taps`: places of the target whose hidden states it reads, see `DraftingRound.guess` and `last_states`;
     - `head`: a head with KV memory of its own, which reads these states of every committed position;
     - `max_draft`: tokens of its longest draft;
+    - `max_copy`: tokens of its longest copy, see `DraftingRound.copy_sure`; such a drafter `finds_fewer`, and drafts in
+      rounds without passes of its network, too;
+    - `network`: name of the drafter whose KV memory and hidden states it uses;
     - `ends_drafts`: True if it ends drafts itself, by `Seat.price`;
     - `reads_prediction`: True if it reads the requests' predictions, `state.predicted`;
     - `threshold(seat)`: confidence below which the draft of a seat ends, see `DraftingRound.append`;
@@ -322,6 +349,16 @@ def write_offer(row: np.ndarray, offer: Offer, *, most: int) -> None:
     Offered tokens for which the row has no room are left out."""
     count = min(len(offer.tokens), len(row) - HEADER)
     row[: HEADER + count] = most, offer.start, count, offer.near, *offer.tokens[:count]
+
+
+def tell_matches(landed: list[Landed], seats: Sequence[Seat], reports: Sequence[int]) -> None:
+    """Add to the outcomes of seats what `lookup_reference.copy_sure` reports of them."""
+    for index, (seat, report) in enumerate(zip(seats, reports, strict=False)):
+        outcome = landed[index]
+        if seat.max_copy and seat.offer is None and outcome.tokens:
+            size, end = (report & ~DRAFTED) >> SIZE_SHIFT, report & ((1 << SIZE_SHIFT) - 1)
+            copied = 0 < seat.sure <= size and bool(outcome.drafted)
+            landed[index] = outcome._replace(match=Match(size, end, report & DRAFTED > 0, copied))
 
 
 def read_all(rows: Sequence[Sequence[int]], *, tree: bool = False) -> list[Landed]:

@@ -5,12 +5,13 @@ Rounds and the engine ask here alone, so that what a missing attribute means is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from paceline.runner.heads.protocol import ReadingHead
 from paceline.runner.rounds.protocol import DeviceDrafter, Seat
 
 SPARE_STATES = 32  # positions that a sequence may decode without a draft before its head must read their states
+LONGEST_COPY = 16  # tokens of a portfolio's longest copy
 
 
 def taps_of(drafter: DeviceDrafter) -> Sequence[int]:
@@ -60,14 +61,44 @@ def levels_of(drafter: DeviceDrafter | None, length: int, most: int) -> int:
     return min(length, int(drafter.levels(passed_length(drafter, length, most))))
 
 
+def longest_copy(drafter: DeviceDrafter | None) -> int:
+    """Return the tokens of the longest copy that a drafter makes beside its network; 0: it makes none."""
+    return int(getattr(drafter, "max_copy", 0))
+
+
+def copies_alone(drafter: DeviceDrafter | None) -> bool:
+    """Tell whether a drafter may copy more tokens than its network drafts: a model with KV memory of its own would not
+    have read them, while hidden states wait for their head."""
+    return longest_copy(drafter) > 0 and drafter is not None and drafter.reader is None
+
+
+def network_of(name: str, drafters: Mapping[str, DeviceDrafter]) -> str:
+    """Return the name of the drafter whose KV memory and hidden states a drafter uses: its own, or that of its network
+    if rounds have it as well."""
+    network = str(getattr(drafters[name], "network", name))
+    return network if network in drafters else name
+
+
 def added_by(drafter: DeviceDrafter, most: int) -> int:
     """Return how many positions a round with a drafter's draft adds to a sequence, at most."""
-    return 1 + levels_of(drafter, longest_draft(drafter, most), most)
+    levels = levels_of(drafter, longest_draft(drafter, most), most)
+    return 1 + max(levels, min(longest_copy(drafter), most))
 
 
 def held_by(drafter: DeviceDrafter, most: int) -> int:
     """Return for how many positions of a sequence rounds hold hidden states that a drafter has not read."""
     return added_by(drafter, most) + SPARE_STATES
+
+
+def held_for(name: str, drafters: Mapping[str, DeviceDrafter], most: int) -> int:
+    """Return for how many positions of a sequence rounds hold hidden states that a drafter shares with others."""
+    network = network_of(name, drafters)
+    return max(held_by(by, most) for each, by in drafters.items() if network_of(each, drafters) == network)
+
+
+def held_beside_copies(drafter: DeviceDrafter, most: int) -> int:
+    """Return for how many positions a lane needs memory for hidden states, if a portfolio may share them."""
+    return max(held_by(drafter, most), 1 + LONGEST_COPY + SPARE_STATES)
 
 
 def threshold_of(drafter: DeviceDrafter, seat: Seat) -> float:

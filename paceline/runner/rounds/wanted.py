@@ -18,7 +18,15 @@ from paceline.runner.rounds.device_state import edits_of
 from paceline.runner.rounds.protocol import DeviceDrafter, Landed, Seat
 from paceline.runner.rounds.rules import judged
 from paceline.runner.rounds.scores import Scorer
-from paceline.runner.rounds.traits import drafter_of, drafts_trees, longest_draft, passed_length, taps_of
+from paceline.runner.rounds.traits import (
+    copies_alone,
+    drafter_of,
+    drafts_trees,
+    longest_copy,
+    longest_draft,
+    passed_length,
+    taps_of,
+)
 from paceline.sampling.sampler import Sampler
 
 DECAY = 0.9  # weight of the past in running averages of drafts
@@ -72,14 +80,15 @@ class WantedBuckets:
     def learn(self, bucket: Bucket, seats: Sequence[Seat], landed: Sequence[Landed]) -> None:
         """Learn how many of the allowed tokens were found in a step that ran in `bucket`."""
         pairs = [*zip(seats, landed, strict=True)]
-        inside = [(seat.max_draft, len(one.drafted)) for seat, one in pairs if seat.offer is None]
-        self._learn_found(bucket.drafter or "", inside, longest=bucket.draft)
+        inside = [(seat.longest, len(one.drafted)) for seat, one in pairs if seat.offer is None]
+        self._learn_found(bucket.drafter or "", inside, longest=max(bucket.draft, bucket.copies))
         if len(inside) < len(pairs):
             offered = [(seat.max_draft, len(one.drafted)) for seat, one in pairs if seat.offer is not None]
             self._learn_found(OFFERED, offered, longest=bucket.offers)
 
     def _demand(self, seats: Sequence[Seat], drafter: str | None, context: int, *, masks: bool) -> Demand:
         by_drafter = [seat.max_draft for seat in seats if seat.offer is None]
+        by_lookup = [seat.max_copy for seat in seats if seat.offer is None]
         by_host = [seat.max_draft for seat in seats if seat.offer is not None] if len(by_drafter) < len(seats) else []
         lanes = [seat.lane for seat in seats]
         count = self._grid.seats(len(seats))
@@ -87,24 +96,26 @@ class WantedBuckets:
         finds_fewer = by is not None and looks_up(by)
         passed = passed_length(by, max(by_drafter, default=0), self._grid.max_draft)
         draft = self._grid.draft(passed, finds_fewer=finds_fewer)
+        copies = self._grid.draft(min(max(by_lookup, default=0), longest_copy(by)), finds_fewer=True)
         offers = self._grid.draft(max(by_host, default=0), finds_fewer=True)
         edits, own = self.edits(lanes), judged(seats)
         bucket = Bucket(
             seats=count,
             rows=0,
             draft=draft,
-            drafter=drafter if draft or (by is not None and taps_of(by)) else None,
+            drafter=drafter if draft or copies or (by is not None and taps_of(by)) else None,
             context=context,
             edits=edits,
             scores=min(self._grid.scores(self._scorer.top(lanes)), 1 + self._vocab_size),
             offers=offers,
+            copies=copies,
             rules=tuple(sorted({seats[index].rule for index in own})),
             judged=judged_count(len(own)),
             tapped=any(seat.tapped for seat in seats),
             masks=masks,
         )
-        inside = sum([min(length, draft) for length in by_drafter])
-        return Demand(bucket, inside, sum(by_host), finds_fewer or offers > 0, {})
+        longest = [max(min(length, draft), copy) for length, copy in zip(by_drafter, by_lookup, strict=True)]
+        return Demand(bucket, sum(longest), sum(by_host), finds_fewer or offers > 0, {})
 
     def _rows(self, demand: Demand, drafter: str | None) -> int:
         """Return the rows of a step's verification, by what drafters have found lately."""
@@ -141,10 +152,12 @@ def drafts_of(
                     plain=bool(taps_of(by)),
                     whole=drafts_trees(by),
                     seats=tuple(seats),
+                    copies=min(longest_copy(by), grid.max_draft),
+                    copies_alone=copies_alone(by),
                 ),
             )
 
 
 def looks_up(drafter: DeviceDrafter) -> bool:
-    """Tell whether a drafter finds fewer tokens than it may, and runs no pass for each of them, as a head does."""
-    return drafter.finds_fewer and not taps_of(drafter)
+    """Tell whether a drafter finds fewer tokens than it may, and runs no pass for each of them, as a network does."""
+    return drafter.finds_fewer and not taps_of(drafter) and not longest_copy(drafter)

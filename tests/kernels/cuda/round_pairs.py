@@ -14,6 +14,7 @@ from paceline.drafters.eagle.on_device import drafter_of_head
 from paceline.drafters.medusa import MedusaOnDevice
 from paceline.drafters.model import ModelOnDevice
 from paceline.drafters.ngram import LookupOnDevice
+from paceline.drafters.portfolio.on_device import PortfolioOnDevice
 from paceline.kernels.quant import values_of
 from paceline.runner.forwards.cuda import CudaDecoder, CudaForward, new_kv
 from paceline.runner.forwards.torch import TorchForward
@@ -76,7 +77,10 @@ def blocks(target: CudaForward, oracle: TorchForward, **options: Any) -> tuple[D
     return mine, theirs
 
 
-def pair(device: torch.device, drafter: str | None = None, **options: Any) -> tuple[CudaRounds, PortableRounds]:
+def pair(
+    device: torch.device, drafter: str | None = None, *, portfolio: bool = False, **options: Any
+) -> tuple[CudaRounds, PortableRounds]:
+    """`portfolio`: there is a drafter "portfolio" of this one, too."""
     target, oracle = forward(device), TorchForward(PLAIN, weights(), num_pages=PAGES, taps=KEPT)
     mine: dict[str, DeviceDrafter] = {}
     other: dict[str, DeviceDrafter] = {}
@@ -103,6 +107,9 @@ def pair(device: torch.device, drafter: str | None = None, **options: Any) -> tu
         if shares:
             copy.kv, copy.backend = oracle.kv, oracle.backend
         other[drafter] = ModelOnDevice(copy, shares_kv=shares, mask=mask)
+    if portfolio and drafter is not None:
+        for by in (mine, other):
+            by["portfolio"] = PortfolioOnDevice(by[drafter], name=drafter)
     return (
         CudaRounds(target, drafters=mine, graphs=ON_GPU, **OPTIONS),
         PortableRounds(oracle, drafters=other, **OPTIONS),

@@ -13,6 +13,7 @@ from paceline.config import EngineConfig
 from paceline.drafters.eagle.on_device import drafter_of_head
 from paceline.drafters.model import ModelOnDevice
 from paceline.drafters.ngram import LookupOnDevice
+from paceline.drafters.portfolio.on_device import PortfolioOnDevice
 from paceline.kernels.cuda.exchange import Peers
 from paceline.kernels.cuda.tiles import UNIT
 from paceline.models.config import ModelConfig
@@ -78,6 +79,8 @@ def drafter_for(kind: str | None, target: CudaForward, config: ModelConfig) -> d
         return {kind: ModelOnDevice(whole_forward(config, 0.05))}
     if kind == "layers":
         return {kind: ModelOnDevice(CudaForward(target.decoder.leading(1), target.kv), shares_kv=True)}
+    if kind == "portfolio":
+        return {kind: PortfolioOnDevice(drafter_for("layers", target, config)["layers"], name="layers")}
     made = random_eagle(config, taps=TAPS, draft_vocab=60)
     head = CudaHead(made, target.decoder, max_context=64)
     head.new_kv(PAGES)

@@ -42,7 +42,7 @@ SHAPE = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
 }
-DRAFTERS = ("ngram", "eagle:shape", "model:shape:{}")
+DRAFTERS = ("ngram", "eagle:shape", "model:shape:{}", "portfolio ngram eagle:shape")
 STUCK = "rank 1 is stuck: no answer for 8 s"
 OPTIONS: dict[str, Any] = {"max_sequences": 8, "max_context": 200, "kv_memory": 64 << 20, "max_step_tokens": 256}
 
@@ -63,7 +63,7 @@ def built(shape: str, degree: int, *, same_bits: bool = True, drafter: str = "ng
     config = EngineConfig.of(
         device="cuda", **OPTIONS, tensor_parallel=degree, same_bits_across_degrees=same_bits, rank_timeout=8.0
     )
-    return assemble(shape, drafters=[drafter.format(shape)], device="cuda", config=config)
+    return assemble(shape, drafters=drafter.format(shape).split(), device="cuda", config=config)
 
 
 def requests(count: int) -> list[Request]:

@@ -22,7 +22,7 @@ from tests.tiny_models import TARGET, cuda_forward, cuda_head
 
 TAPS = (0, 1, 2, 3)
 DRAFTING = ["eagle", "eagle-narrow", "eagle-hesitant", "eagle-flags", "eagle-parallel", "eagle-1", "mtp", "medusa"]
-DRAFTING += ["block", "block-markov"]
+DRAFTING += ["block", "block-markov", "portfolio", "portfolio-by-seats", "portfolio-block"]
 HEADS: dict[str, dict[str, Any]] = {
     "shared": {},
     "own": {"hidden": 32, "norm_first": True},
@@ -72,7 +72,7 @@ def test_embeddings() -> None:
     assert torch.allclose(got, TARGET.weights["embed"][tokens.long()], atol=0.01)
 
 
-@pytest.mark.parametrize("name", DRAFTING if ON_GPU else ["eagle", "block-markov"])
+@pytest.mark.parametrize("name", DRAFTING if ON_GPU else ["eagle", "block-markov", "portfolio"])
 @pytest.mark.parametrize("law", ["greedy", "sampled"] if ON_GPU else ["sampled"])
 def test_same_text_whoever_drafts(name: str, law: str) -> None:
     asked = requests(law)[: None if ON_GPU else 1]

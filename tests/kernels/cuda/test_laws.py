@@ -13,7 +13,7 @@ from paceline.types import Request
 from tests.laws import test_random_parameters, under_law
 from tests.odd_drafters import TreesOnDevice
 from tests.rig import build
-from tests.rig_drafters import DEVICE_RIGS, RIGS, SELF, DeviceRig
+from tests.rig_drafters import DEVICE_RIGS, RIGS, SELF, DeviceRig, PortfolioRig
 from tests.runs import Key, Told, plain, run, tokens_of
 from tests.tiny_models import ON_GPU, Model
 
@@ -22,11 +22,13 @@ DRAFTERS: Mapping[str, DeviceRig] = {
     "noisy": DEVICE_RIGS["noisy"],
     "wide": DEVICE_RIGS["wide"],
     "parallel": DEVICE_RIGS["parallel"],
+    "portfolio-model": DEVICE_RIGS["portfolio-model"],
+    "portfolio-parallel": DEVICE_RIGS["portfolio-parallel"],
     **SELF,
 }
 PAIRS = [(name, law) for name in DRAFTERS for law in ("greedy", "sampled")]
 if not ON_GPU:
-    PAIRS = [("noisy", "greedy"), ("layers", "sampled")]
+    PAIRS = [("noisy", "greedy"), ("layers", "sampled"), ("portfolio-model", "sampled")]
 COUNT = 9 if ON_GPU else 2
 
 
@@ -52,7 +54,8 @@ def test_same_text_whoever_drafts(name: str, law: str) -> None:
 
 
 def test_same_text_where_few_tokens_exist() -> None:
-    """Whatever is said stands in the prompt, so that even two short requests have something to look up."""
+    """Whatever is said stands in the prompt, so that even two short requests have something to look up, and to copy
+    beside a network."""
     few = Model(vocab_size=5)
     asked = [
         replace(
@@ -64,11 +67,12 @@ def test_same_text_where_few_tokens_exist() -> None:
     ]
     rigs = [
         build("cuda", forward=few.forward("cuda", num_pages=40), on_device=by)
-        for by in ({}, {"ngram": LookupOnDevice()})
+        for by in ({}, {"ngram": LookupOnDevice()}, {"portfolio": PortfolioRig(replace(few, noise=0.05))})
     ]
-    told, spoken = run(rigs[0], plain(asked)), run(rigs[1], asked)
-    assert tokens_of(spoken) == tokens_of(told)
-    assert rigs[1].engine.stats.drafted > 0
+    told = run(rigs[0], plain(asked))
+    for rig in rigs[1:]:
+        assert tokens_of(run(rig, asked)) == tokens_of(told)
+        assert rig.engine.stats.drafted > 0
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paceline.kernels import lookup_reference
-from paceline.kernels.cuda.lookup import lookup
+from paceline.kernels.cuda.lookup import copy_sure, lookup
 from paceline.runner.rounds.device_state import DeviceState
 from tests.kernels.cuda.conftest import ON_GPU
 
@@ -75,6 +75,59 @@ def test_a_loop_is_drafted_as_a_loop(device: torch.device) -> None:
     check(state, seats, torch.full_like(seats, 50), (2, 3))
     assert state.tokens[0, 7:57].tolist() == ([1, 2, 3] * 17)[:50]
     assert state.tokens[0, 57:].count_nonzero() == 0
+
+
+# ── copies over drafts ──
+
+
+def check_copies(state: DeviceState, seats: torch.Tensor, *given: torch.Tensor, sizes: tuple[int, int]) -> list[int]:
+    """`given`: limits, bars and drafts before. Returns the lengths of drafts, whoever made them."""
+    limits, sure, drafted = given
+    expected = copy.deepcopy(state)
+    results = []
+    for copied, lanes, pdl in ((copy_sure, state, seats.is_cuda), (lookup_reference.copy_sure, expected, False)):
+        found, matches, ahead = drafted.clone(), torch.full_like(seats, -7), torch.full_like(seats, -8)
+        options = {"min_ngram": sizes[0], "max_ngram": sizes[1], "matches": matches, "ahead": ahead, "pdl": pdl}
+        copied(lanes, seats=seats, limits=limits, sure=sure, found=found, **options)
+        results.append([each.tolist() for each in (found, matches, ahead)])
+    assert results[0] == results[1]
+    assert torch.equal(state.tokens[:-1], expected.tokens[:-1])
+    assert torch.equal(state.parents[:-1], expected.parents[:-1])
+    return list(results[0][0])
+
+
+@pytest.mark.parametrize("sizes", [(2, 6), (1, 3), (3, 63)])
+@pytest.mark.parametrize("alphabet", [1, 3, 1000])
+def test_copies_as_the_reference(sizes: tuple[int, int], alphabet: int, device: torch.device) -> None:
+    """Some seats have a tree of the network, some no draft, and for some nobody looks."""
+    random, lanes = torch.Generator().manual_seed(alphabet), 24 if ON_GPU else 12
+    state = DeviceState(lanes=lanes, width=70, scratch_page=9, device=device, max_draft=16)
+    state.tokens[:-1] = torch.randint(0, alphabet, (lanes, 70), generator=random).int().to(device)
+    state.lengths[:-1] = torch.randint(1, 60, (lanes,), generator=random).int().to(device)
+    state.lengths[:3] = torch.tensor([1, 2, 69], device=device)
+    state.parents[:-1] = torch.randint(-1, 3, (lanes, 16), generator=random).int().to(device)
+    seats = torch.randperm(lanes + 1, generator=random).int().to(device)
+    limits, sure, drafted = (
+        torch.randint(0, most, (lanes + 1,), generator=random).int().to(device) for most in (12, 5, 4)
+    )
+    found = check_copies(state, seats, limits, sure, drafted, sizes=sizes)
+    if alphabet == 3:
+        assert found != drafted.tolist()
+    if alphabet == 1000:
+        assert found == drafted.tolist()
+
+
+def test_a_copy_takes_the_place_of_a_draft_from_its_bar_on(device: torch.device) -> None:
+    """Three tokens match: with a bar of three the copy is drafted, with one of four or none the draft stays."""
+    for sure, drafted, tokens in ((3, 5, [7, 8, 1, 2, 3, 0]), (4, 2, [50, 51, 0]), (0, 2, [50, 51, 0])):
+        state = DeviceState(lanes=1, width=40, scratch_page=9, device=device, max_draft=8)
+        state.tokens[0, :10] = torch.tensor([1, 2, 3, 7, 8, 1, 2, 3, 50, 51], device=device)
+        state.lengths[0], state.parents[0] = 8, 0
+        given = (torch.full((1,), value, dtype=torch.int32, device=device) for value in (5, sure, 2))
+        seats = torch.zeros(1, dtype=torch.int32, device=device)
+        assert check_copies(state, seats, *given, sizes=(2, 6)) == [drafted]
+        assert state.tokens[0, 8 : 8 + len(tokens)].tolist() == tokens
+        assert state.parents[0, :3].tolist() == ([-1, 0, 1] if sure == 3 else [0, 0, 0])
 
 
 # ── predictions ──

@@ -71,6 +71,29 @@ def test_two_ranks_do_what_one_does(drafter: str | None, tmp_path: Path) -> None
     assert any(landed.drafted for _, seats in alone for landed in seats), "somebody drafted, and be it the host"
 
 
+def test_ranks_copy_for_the_same_seats(tmp_path: Path) -> None:
+    """Only rank 0 knows the bars: with one on a single rank, the ranks would verify different drafts."""
+    told = []
+    for folder in (None, tmp_path):
+        if folder is None:
+            rounds: Rounds = rounds_of_rank("two-layers", "portfolio", 0, 1, same_bits=True)
+        else:
+            rounds = leading_rounds("two-layers", "portfolio", 2, folder, same_bits=True)
+        for lane in TEXTS:
+            enter(rounds, lane, MODELS["two-layers"].vocab_size)
+        rounds.collect(
+            rounds.launch([Chunk(2, 0, 5, draws=False), Chunk(0, 0, 3, draws=False)], [], drafter=None, context=40)
+        )
+        steps = [[Seat(2, 2, max_copy=4, sure=2), Seat(0, 2, max_copy=4)], [Seat(2, 0, max_copy=4, sure=2), Seat(0, 1)]]
+        told.append([rounds.collect(rounds.launch([], seats, drafter="portfolio", context=40))[1] for seats in steps])
+    assert told[0] == told[1]
+    first, other = told[0][0]
+    assert first.drafted == (7, 8, 5, 6)
+    assert first.match is not None
+    assert first.match.copied
+    assert len(other.drafted) == 2
+
+
 @pytest.mark.parametrize("model", ["post-norms", *(pytest.param(name, marks=pytest.mark.slow) for name in KINDS)])
 def test_kinds_of_models(model: str, tmp_path: Path) -> None:
     """Heads, columns and tokens that cannot be halved evenly, and all that happens around a sum."""

@@ -21,6 +21,7 @@ from paceline.drafters.block.on_device import BlockOnDevice
 from paceline.drafters.eagle.on_device import drafter_of_head
 from paceline.drafters.model import ModelOnDevice
 from paceline.drafters.ngram import LookupOnDevice
+from paceline.drafters.portfolio.on_device import PortfolioOnDevice
 from paceline.engine.draft_rules import judge_drafts
 from paceline.kernels.quant import quantise_fp8
 from paceline.models.block_config import Markov
@@ -32,6 +33,7 @@ from paceline.runner.heads.cuda import CudaHead
 from paceline.runner.heads.cuda_block import CudaBlock
 from paceline.runner.rounds.cuda import CudaRounds
 from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Offer, Seat
+from paceline.runner.rounds.traits import copies_alone, longest_copy
 from paceline.sampling.sampler import Sampler
 from paceline.types import SamplingParams
 from tests.block_heads import random_block
@@ -94,7 +96,9 @@ def drafter(kind: str, target: CudaForward) -> DeviceDrafter:
 
 def started(kinds: list[str], *, seconds: float) -> CudaRounds:
     target = forward(CONFIG.num_layers)
-    drafters = {kind: drafter(kind, target) for kind in kinds}
+    drafters: dict[str, DeviceDrafter] = {kind: drafter(kind, target) for kind in kinds if kind != "portfolio"}
+    if "portfolio" in kinds:
+        drafters = {"portfolio": PortfolioOnDevice(drafters[kinds[0]], name=kinds[0]), **drafters}
     options = {"lanes": LANES, "max_context": CONTEXT, "max_draft": MAX_DRAFT, "max_draft_tokens": 64}
     rounds = CudaRounds(target, drafters=drafters, **options)  # type: ignore[arg-type]
     rounds.judge = judge_drafts
@@ -156,7 +160,13 @@ class Traffic:
         if chance.random() < 0.15:
             offer = Offer(2, tuple(range(MAX_DRAFT)), near=2)
             return Seat(lane, chance.randint(1, MAX_DRAFT), offer=offer)
-        return Seat(lane, chance.randint(0, MAX_DRAFT) if by else 0, **rule)
+        seat = Seat(lane, chance.randint(0, MAX_DRAFT) if by else 0, **rule)
+        drafter = self._rounds.drafters[by] if by else None
+        if rule or not longest_copy(drafter) or chance.random() < 0.3:
+            return seat
+        if copies_alone(drafter):
+            return seat._replace(max_draft=seat.max_draft * chance.randint(0, 1), max_copy=MAX_DRAFT, sure=3)
+        return seat._replace(max_copy=seat.max_draft, sure=3)
 
 
 def report(kinds: list[str], *, seconds: float) -> dict[str, Any]:
@@ -171,5 +181,5 @@ def report(kinds: list[str], *, seconds: float) -> dict[str, Any]:
 
 if __name__ == "__main__":
     seconds = 0.0 if "eager" in sys.argv else 600.0
-    drafters = (["eagle", "ngram"], ["tree"], ["model"], ["parallel"], ["block"])
+    drafters = (["eagle", "ngram", "portfolio"], ["tree"], ["model", "portfolio"], ["parallel"], ["block"])
     print(json.dumps({"+".join(kinds): report(kinds, seconds=seconds) for kinds in drafters}))

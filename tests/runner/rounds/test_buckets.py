@@ -34,6 +34,16 @@ def test_what_a_graph_can_do(change: dict[str, object], serves: bool) -> None:
     assert EIGHT.serves(replace(EIGHT, **change)) is serves
 
 
+def test_a_graph_copies_no_more_tokens_than_it_has_room_for() -> None:
+    copying = replace(EIGHT, copies=4)
+    assert copying.serves(EIGHT)
+    assert not EIGHT.serves(copying)
+    assert not copying.serves(replace(EIGHT, copies=8))
+    alone = replace(copying, draft=0)
+    assert not alone.serves(replace(EIGHT, draft=0)), "a plain step verifies no rows of copies"
+    assert not copying.serves(alone), "copies alone pay for no pass of the network"
+
+
 def test_a_graph_that_edits_serves_those_who_do_not() -> None:
     assert replace(EIGHT, edits=True).serves(EIGHT)
     assert replace(EIGHT, edits=True).cost > EIGHT.cost

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -33,13 +34,17 @@ PARAMETERS = (
 )
 
 
+def forward_in_name_only() -> Any:
+    return "a model with KV memory of its own"
+
+
 @dataclass
 class Named:
     """The part of a drafter that buckets depend on."""
 
     finds_fewer: bool
     taps: tuple[int, ...] = ()
-    reader: None = None
+    reader: Any = None
     tree: bool = False
     max_draft: int = 8
 
@@ -57,6 +62,18 @@ class BySeats(Named):
 
 
 BY_SEATS = BySeats(True, (1, 2))
+
+
+@dataclass
+class Portfolio(Named):
+    """A network with copies beside it."""
+
+    max_copy: int = 8
+    network: str = "eagle"
+
+
+PORTFOLIO = Portfolio(True, (1, 2), max_draft=5)
+OF_A_MODEL = Portfolio(True, reader=forward_in_name_only(), max_draft=5)
 
 
 @dataclass
@@ -95,19 +112,22 @@ class Traffic:
                 params = SamplingParams.of(**rng.choice(PARAMETERS))
                 self.wanted.write(lane, Sampler(params, seed=lane, vocab_size=VOCAB, eos_ids=(0,)))
             drafter = rng.choice([None, *self.drafters])
-            longest = 0 if drafter is None else self.drafters[drafter].max_draft
-            seats = [self._seat(lane, rng, longest) for lane in lanes]
+            seats = [self._seat(lane, rng, None if drafter is None else self.drafters[drafter]) for lane in lanes]
             masks = grammars and rng.random() < 0.5
             wanted = self.wanted.find(seats, drafter, rng.choice([100, 700, 2000]), masks=masks)
             serves, made = self.graphs.find(wanted)
             yield wanted, serves, made
-            found = [rng.randint(0, seat.max_draft) for seat in seats]
+            found = [rng.randint(0, seat.longest) for seat in seats]
             self.wanted.learn(serves, seats, [Landed((), (1,) * n, (1,)) for n in found])
 
-    def _seat(self, lane: int, rng: random.Random, longest: int) -> Seat:
+    def _seat(self, lane: int, rng: random.Random, by: Named | None) -> Seat:
         if rng.random() < 0.2:  # a prediction, or tokens that a grammar forces
             return Seat(lane, rng.randint(1, GRID.max_draft), Offer(3, (1, 2)))
-        return Seat(lane, rng.randint(0, longest))
+        draft = rng.randint(0, 0 if by is None else by.max_draft)
+        if not isinstance(by, Portfolio):
+            return Seat(lane, draft)
+        draft *= rng.random() < 0.7  # else the network rests
+        return Seat(lane, draft, max_copy=min(draft, 8) if by.reader else rng.choice([0, 4, 8]), sure=3)
 
 
 ENGINES = [
@@ -118,6 +138,8 @@ ENGINES = [
     {"ngram": LOOKUP},
     {"model": MODEL},
     {"eagle": HEAD, "ngram": LOOKUP},
+    {"portfolio": PORTFOLIO, "eagle": HEAD},
+    {"portfolio": OF_A_MODEL},
 ]
 
 
@@ -131,7 +153,7 @@ def test_no_step_of_ordinary_traffic_runs_eagerly(drafters: Mapping[str, Named])
     eager = [wanted for wanted, _, made in steps if not made.recorded]
     assert not eager
     assert len({wanted for wanted, _, _ in steps}) > 50, "the steps differ"
-    passes = [(wanted.draft, serves.draft) for wanted, serves, _ in steps if wanted.drafter in ("eagle", "model")]
+    passes = [(wanted.draft, serves.draft) for wanted, serves, _ in steps if wanted.drafter not in (None, "ngram")]
     assert all(wanted == run for wanted, run in passes), "no pass of a drafter runs for nothing"
 
 
@@ -197,6 +219,33 @@ def test_the_same_seats_want_rows_for_what_was_found_lately() -> None:
     assert traffic.wanted.find(seats, "eagle", 100).edits
     assert traffic.wanted.find(seats[1:], "eagle", 100).seats == LANES
     assert traffic.wanted.find(seats[:2], "eagle", 100).seats == 2
+
+
+def test_a_portfolio_has_rounds_with_and_without_its_network() -> None:
+    """Copies need no passes, and rounds of one length serve shorter ones. A model always runs."""
+    traffic = Traffic({"portfolio": PORTFOLIO})
+    traffic.start(scores=0)
+    for seats, draft, copies in (
+        ([Seat(0, 5, max_copy=8, sure=3), Seat(1, 2, max_copy=4, sure=3)], 5, 8),
+        ([Seat(0, 3, max_copy=3, sure=3)], 3, 4),
+        ([Seat(0, 0, max_copy=4, sure=3), Seat(1, 0)], 0, 4),
+        ([Seat(0, 2), Seat(1, 0)], 2, 0),
+        ([Seat(0, 0), Seat(1, 0)], 0, 0),
+    ):
+        wanted = traffic.wanted.find(seats, "portfolio", 100)
+        assert (wanted.draft, wanted.copies, wanted.drafter) == (draft, copies, "portfolio")
+        served, made = traffic.graphs.find(wanted)
+        assert made.recorded
+        assert served.draft == draft
+    alone = traffic.wanted.find([Seat(lane, 0, max_copy=8, sure=3) for lane in range(4)], "portfolio", 100)
+    assert alone.rows == 4 + 4 * 8
+    for by, lengths in ((PORTFOLIO, {0, 1, 2, 3, 4, 5}), (OF_A_MODEL, {1, 2, 3, 4, 5})):
+        start = [*GRID.start([*drafts_of({"portfolio": by}, GRID, {})])]  # type: ignore[dict-item]
+        assert {bucket.draft for bucket in start if bucket.copies} == lengths
+        needed = [bucket for bucket in start[: GRID.needed(start)] if bucket.copies and bucket.seats == LANES]
+        rows = {draft: [bucket.rows for bucket in needed if bucket.draft == draft] for draft in lengths}
+        assert rows[5] == [LANES + 8 * LANES, 128], "all that may be copied, or what the network drafts"
+        assert all(len(each) == 2 for each in rows.values()), "each graph takes time and memory"
 
 
 def test_steps_with_masks_in_turn_with_others_look_for_no_new_bucket() -> None:
