@@ -400,9 +400,10 @@ class CudaRounds:
         bucket = ticket.bucket
         assert bucket is not None
         offered = bool(bucket.offers) and any(seat.offer is not None for seat in ticket.seats)
-        kind = (bucket.offers, OFFERED) if offered else (bucket.draft, bucket.drafter if bucket.runs_drafter else None)
-        if not ticket.chunks and not (offered and bucket.runs_drafter) and times.step and ticket.typical:
-            drafting = sum([seat.longest > 0 for seat in ticket.seats])
+        runs_drafter = bucket.draft > 0 or bucket.copies > 0  # no call: every round would pay for it
+        kind = (bucket.offers, OFFERED) if offered else (bucket.draft, bucket.drafter if runs_drafter else None)
+        if not ticket.chunks and not (offered and runs_drafter) and times.step and ticket.typical:
+            drafting = sum([seat.max_draft > 0 or seat.max_copy > 0 for seat in ticket.seats])
             self._seconds[kind].learn(len(ticket.seats), times.step, drafting=drafting)
         if bucket.longest:
             self._wanted.learn(bucket, ticket.seats, landed)

@@ -80,7 +80,11 @@ class WantedBuckets:
     def learn(self, bucket: Bucket, seats: Sequence[Seat], landed: Sequence[Landed]) -> None:
         """Learn how many of the allowed tokens were found in a step that ran in `bucket`."""
         pairs = [*zip(seats, landed, strict=True)]
-        inside = [(seat.longest, len(one.drafted)) for seat, one in pairs if seat.offer is None]
+        inside = [
+            (seat.max_copy if seat.max_copy > seat.max_draft else seat.max_draft, len(one.drafted))
+            for seat, one in pairs
+            if seat.offer is None
+        ]
         self._learn_found(bucket.drafter or "", inside, longest=max(bucket.draft, bucket.copies))
         if len(inside) < len(pairs):
             offered = [(seat.max_draft, len(one.drafted)) for seat, one in pairs if seat.offer is not None]
