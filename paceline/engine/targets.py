@@ -27,7 +27,7 @@ GRANTED_TOKENS = 8  # tokens of the longest draft of a late request while its ba
 
 
 class Grants(NamedTuple):
-    """What late requests are granted in one step."""
+    """Grants to late requests in one step."""
 
     worth: Mapping[int, float] = {}  # sequence → factor by which its prices are divided
     unguarded: Collection[int] = ()  # sequences that draft although their batch must not

@@ -45,7 +45,7 @@ class Gains:
 
 @dataclass(slots=True)
 class Prospects:
-    """What drafts of a member are worth for requests of one kind, greedy or sampled, and its rests there."""
+    """Prospects of a member with requests of one kind, greedy or sampled: what its drafts gain, trust, and rests."""
 
     gains: Gains = field(default_factory=lambda: Gains(ALL_DECAY, FIRST_GAIN * FIRST_WEIGHT, FIRST_WEIGHT))
     trust: Trust = field(default_factory=lambda: Trust(right=PRIOR_GUESSES, expected=PRIOR_GUESSES))
